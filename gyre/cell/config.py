@@ -1,0 +1,81 @@
+"""The job file's tables about models, cells, rollout and training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+
+class WarmStartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Supervised training on demonstrations before step 0, on the core. `demos` names a function
+    `package.module:function` or `file.py:function` that yields conversations."""
+
+    demos: str
+    steps: int = 100
+    batch: int = 16
+    lr: float = 1e-3
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy: a folder that `AutoModelForCausalLM` reads, or a function that writes one, once,
+    into the cache."""
+
+    path: Path | None = None
+    recipe: str | None = None
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    context_tokens: int = 2048
+    warm_start: WarmStartConfig | None = None
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where ranks run."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads_per_rank: int = 1
+
+
+class CellsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """K equal, independently switchable units; cell 0 is the core."""
+
+    cells: int = 3
+    ranks: int = 1
+    capacity_executions: int = 8
+    group_timeout_s: float = 60.0
+
+
+class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engine of a cell in rollout role."""
+
+    engine: Literal["native"] = "native"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 256
+    kv_tokens: int = 16384
+    block_tokens: int = 16
+    max_batch: int = 16
+    chunk_interval_s: float = 0.05
+
+
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The update. AdamW on fp32 master weights, which the core owns."""
+
+    steps: int = 10
+    groups_per_step: int = 4
+    group_size: int = 8
+    lr: float = 1e-5
+    warmup_steps: int = 0
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    micro_step_tokens: int = 8192
+    lease_s: float = 120.0
+
+
+class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Checkpoints of complete steps; the newest `keep` stay."""
+
+    every_steps: int = 1
+    keep: int = 2

@@ -1,0 +1,224 @@
+"""The messages between a cell and the rest of the job."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gyre.actors import Ask, Ref, Stream, Tell
+from gyre.cell.engine.base import Chunk, EngineMetrics, GenerateRequest
+from gyre.loss.microstep import MicroStep, MicroStepStats
+from gyre.rdma import RegionHandle
+
+CellRole = Literal["rollout", "train"]
+
+
+# --- the cell and the scheduler -----------------------------------------------------------------
+
+
+class CellUp(Tell, frozen=True, kw_only=True):
+    """A cell tells the WaterlevelActor that it lives, in rollout role or (a core that has no weights
+    published yet) in none. `engines` are the refs that calls go to, one a data-parallel engine."""
+
+    cell: int
+    incarnation: int
+    ref: Ref
+    engines: tuple[Ref, ...]
+    role: CellRole
+    version: int
+    capacity_calls: int
+    window_tokens: int
+
+
+class CellFailed(Tell, frozen=True, kw_only=True):
+    """A cell tells the WaterlevelActor that its training loop cannot go on."""
+
+    cell: int
+    incarnation: int
+    reason: str
+
+
+class RoleChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """How a role change went: the seconds of each of its states by name, in order."""
+
+    cell: int
+    role: CellRole
+    version: int
+    seconds: float
+    states_s: dict[str, float]
+
+
+class EnterTrain(Ask[RoleChanged], frozen=True, kw_only=True):
+    """To a CellActor: leave rollout (its calls are handed over already), pull training weights, start
+    claiming micro-steps."""
+
+
+class EnterRollout(Ask[RoleChanged], frozen=True, kw_only=True):
+    """To a CellActor: hand over what was computed, pull the published weights, wake the engines."""
+
+
+class UpdateWeights(Ask[RoleChanged], frozen=True, kw_only=True):
+    """To a CellActor in rollout role: take the published weights under live calls."""
+
+
+class Publish(Ask[int], frozen=True, kw_only=True):
+    """To the core: make the training weights the published ones. Answers the version."""
+
+
+class SaveCheckpoint(Ask[str], frozen=True, kw_only=True):
+    """To the core: write a checkpoint of the last committed step. Answers its folder."""
+
+
+class CellStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person sees of a cell."""
+
+    cell: int
+    role: CellRole
+    changing: bool
+    version: int
+    micro_steps: int
+    tokens_per_s: float
+    busy_fraction: float
+    engine: EngineMetrics
+
+
+class GetStatus(Ask[CellStatus], frozen=True, kw_only=True):
+    """To a CellActor."""
+
+
+# --- calls --------------------------------------------------------------------------------------
+
+
+class Generate(Stream[Chunk], frozen=True, kw_only=True):
+    """To an engine's ref: one call. Cancelling the stream aborts it."""
+
+    request: GenerateRequest
+
+
+class Abort(Ask[None], frozen=True, kw_only=True):
+    """To an engine's ref: end one call with finish reason `abort`; its tokens so far have been sent."""
+
+    call: str
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Immutable weights of one version in regions, leased by the reader until it is released."""
+
+    version: int
+    region: RegionHandle
+    lease: int
+
+
+class GetSnapshot(Ask[Snapshot], frozen=True, kw_only=True):
+    """To the core: the newest snapshot of that kind, leased to `cell`."""
+
+    cell: int
+    kind: Literal["training", "published"]
+
+
+class ReleaseSnapshot(Tell, frozen=True, kw_only=True):
+    """To the core: the reader is done."""
+
+    lease: int
+
+
+# --- micro-steps --------------------------------------------------------------------------------
+
+
+class Lease(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The claim was granted: compute this under `version`, keep the token for the contribution."""
+
+    token: int
+    version: int
+    micro_step: MicroStep
+
+
+class HandOver(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Nothing is left to claim in `step`: hand the contribution over, then claim again."""
+
+    step: int
+
+
+class StepComplete(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """To the core only: every micro-step of `step` is in an accepted contribution. Scale the sum of
+    gradients by `1 / executions`, clip, update. `stats` are the step's sums."""
+
+    step: int
+    executions: int
+    stats: MicroStepStats
+    cells: tuple[int, ...]
+
+
+class Idle(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Nothing to do within the claim's patience; claim again."""
+
+
+class Claim(Ask[Lease | HandOver | StepComplete | Idle], frozen=True, kw_only=True):
+    """To the MicroStepQueue, which answers when there is something to do. `version` is the weight
+    version the cell holds; `holds` the lease tokens it has computed and not handed over."""
+
+    cell: int
+    incarnation: int
+    version: int
+    holds: tuple[int, ...]
+    core: bool
+
+
+class ReturnLease(Tell, frozen=True, kw_only=True):
+    """To the MicroStepQueue: this claim will not be computed (its cell leaves)."""
+
+    cell: int
+    incarnation: int
+    token: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell's contribution: what counts in a step is this, not a micro-step's acknowledgement."""
+
+    step: int
+    cell: int
+    incarnation: int
+    version: int
+    micro_steps: tuple[str, ...]
+    tokens: tuple[int, ...]
+    checksums: tuple[int, ...]
+    stats: MicroStepStats
+
+
+class StageContribution(Ask[bool], frozen=True, kw_only=True):
+    """To the core: read the shards (one region a rank), check, have the queue accept, then add.
+    Answers whether it counts; the sender frees its regions either way."""
+
+    manifest: Manifest
+    regions: tuple[RegionHandle, ...]
+
+
+class Accept(Ask[bool], frozen=True, kw_only=True):
+    """The core to the MicroStepQueue: journal this contribution. False: a lease in it had expired, all
+    of it is forfeit and its micro-steps are ready again."""
+
+    manifest: Manifest
+
+
+class StepCommitted(Tell, frozen=True, kw_only=True):
+    """The core to the MicroStepQueue, which passes it on: the update is done, weights are `version`."""
+
+    step: int
+    version: int
+    grad_norm: float
+    lr: float
+    seconds: float
+    stats: MicroStepStats
+    cells: tuple[int, ...]
+    micro_steps_by_cell: dict[int, int] = {}
+
+
+class CellGone(Ask[None], frozen=True, kw_only=True):
+    """To the MicroStepQueue: this life of a cell is over; what it held is ready again."""
+
+    cell: int
+    incarnation: int

@@ -1,0 +1,59 @@
+"""The job file's tables about tasks, harnesses and evaluators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+
+class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Any command. `{python}`, `{workspace}`, `{prompt_file}`, `{base_url}`, `{key}` and `{task}` in it
+    are replaced; its environment carries OPENAI_BASE_URL, OPENAI_API_KEY, GYRE_PROMPT_FILE and
+    GYRE_MODEL. `timeout_s` is the harness's own (what it left is still scored), `overall_timeout_s`
+    drops the execution."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str] = {}
+    sandbox: Literal["bubblewrap", "process"] = "bubblewrap"
+    read_only: tuple[Path, ...] = ()
+    timeout_s: float = 600.0
+    overall_timeout_s: float = 3600.0
+    attempts: int = 3
+    concurrent: int = 64
+
+
+class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Training tasks: a folder of task folders (`prompt.md`, `workspace/`, optional `task.toml`), or a
+    function that writes them into the run folder. Drawn in seeded order, again when exhausted."""
+
+    path: Path | None = None
+    recipe: str | None = None
+    count: int = 64
+    seed: int = 0
+
+
+class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A command, run on a copy of the workspace that is left. It prints a score in [0, 1] as its last
+    line, or (`junit`) writes JUnit XML to `{report}`, scored passed / total. `{workspace}`, `{task}`
+    (the task's folder), `{report}` and `{python}` are replaced. A failed evaluation is not a zero: it is
+    tried again, then the execution is dropped."""
+
+    command: tuple[str, ...]
+    junit: bool = False
+    sandbox: Literal["bubblewrap", "process"] = "bubblewrap"
+    timeout_s: float = 60.0
+    attempts: int = 3
+
+
+class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Held-out tasks, each run `runs` times every `every_steps` steps and at the start and the end, on one
+    pinned version, never trained. Same sources as `[tasks]`."""
+
+    every_steps: int = 0
+    path: Path | None = None
+    recipe: str | None = None
+    count: int = 16
+    seed: int = 1
+    runs: int = 1

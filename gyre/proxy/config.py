@@ -1,0 +1,15 @@
+"""The job file's keys about the proxy: they stand in `[harness]`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`port` 0 takes a free one. A call waits up to `wait_s` for a cell before it fails with 503."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    wait_s: float = 600.0
+    max_body_bytes: int = 16 * 1024 * 1024
+    tool_format: str = "hermes"

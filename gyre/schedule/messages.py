@@ -1,0 +1,114 @@
+"""The messages of the WaterlevelActor to the rooms above it, and theirs to it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gyre.actors import Ask, Ref, Tell
+from gyre.cell.messages import CellStatus
+
+
+class OpenRoute(Ask[None], frozen=True, kw_only=True):
+    """To the ProxyActor: this cell admits calls."""
+
+    cell: int
+    incarnation: int
+    engines: tuple[Ref, ...]
+    version: int
+    capacity_calls: int
+    window_tokens: int
+
+
+class CloseRoute(Ask[int], frozen=True, kw_only=True):
+    """To the ProxyActor: admit no more calls to this cell, end those in flight there and resume them
+    elsewhere from their tokens so far. Answers, when none is left at the cell, how many were moved.
+    `lost`: the cell is dead, its calls cannot be asked for more tokens."""
+
+    cell: int
+    lost: bool = False
+
+
+class Dispatch(Tell, frozen=True, kw_only=True):
+    """To the HarnessActor: start the executions of `groups` tasks of a split at the published version.
+    With split `eval`, `groups` is ignored: each held-out task is run."""
+
+    split: Literal["train", "eval"]
+    groups: int
+    version: int
+    step: int
+
+
+class ExecutionsDispatched(Tell, frozen=True, kw_only=True):
+    """From the HarnessActor: d(t) grew by `executions`, of `groups` groups."""
+
+    split: Literal["train", "eval"]
+    executions: int
+    groups: int
+
+
+class ExecutionStarted(Tell, frozen=True, kw_only=True):
+    """From the HarnessActor: p(t) grew by one. A repeated attempt does not count again."""
+
+    execution: str
+
+
+class ExecutionFinished(Tell, frozen=True, kw_only=True):
+    """From the HarnessActor: f(t) grew by one, once per dispatched execution, dropped ones included."""
+
+    execution: str
+    split: Literal["train", "eval"]
+
+
+class GroupFinished(Tell, frozen=True, kw_only=True):
+    """From the TrajectoryActor: all executions of a training group have ended and it is planned."""
+
+    group: str
+
+
+class MicroStepsReady(Tell, frozen=True, kw_only=True):
+    """From the MicroStepQueue, on change: how many micro-steps may be claimed now, and of which step."""
+
+    step: int
+    unclaimed: int
+    uncommitted: int
+
+
+class StepDone(Tell, frozen=True, kw_only=True):
+    """From the MicroStepQueue: a step is committed and journalled."""
+
+    step: int
+    version: int
+
+
+class EvalDone(Tell, frozen=True, kw_only=True):
+    """From the TrajectoryActor: an evaluation is complete."""
+
+    step: int
+    version: int
+    score: float
+    executions: int
+
+
+class Drain(Ask[None], frozen=True, kw_only=True):
+    """To the WaterlevelActor: dispatch nothing more, write a checkpoint of the last complete step, answer."""
+
+
+class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person sees of the schedule."""
+
+    dispatched: int
+    started: int
+    finished: int
+    step: int
+    steps: int
+    published: int
+    ready_micro_steps: int
+    role_changes: int
+    role_changes_with_calls_in_flight: int
+    cells: tuple[CellStatus, ...]
+
+
+class GetSchedule(Ask[ScheduleStatus], frozen=True, kw_only=True):
+    """To the WaterlevelActor."""

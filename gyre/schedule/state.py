@@ -1,0 +1,85 @@
+"""What a policy sees and what it may order: small frozen data, no clock, no I/O."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+CellPhase = Literal["rollout", "train", "changing", "down"]
+
+
+class CellState(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell: what it does now and how many executions it can carry in rollout role."""
+
+    cell: int
+    phase: CellPhase
+    capacity: int
+    version: int
+    calls: int = 0
+
+
+class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of executions only grow: `dispatched` d(t), `started` p(t), `finished` f(t), evaluation
+    included. `step` counts committed steps, `published` is the version that rollout serves; both and
+    `burst_first_step` are absolute. `groups_dispatched` and `groups_finished` count training groups only."""
+
+    cells: tuple[CellState, ...]
+    dispatched: int
+    started: int
+    finished: int
+    standalone_capacity: int = 0
+    step: int
+    steps: int
+    published: int
+    groups_dispatched: int
+    groups_finished: int
+    ready_micro_steps: int
+    eval_pending: bool
+    eval_running: int
+    draining: bool = False
+
+    @property
+    def unfinished(self) -> int:
+        """w(t) = d(t) - f(t)."""
+        return self.dispatched - self.finished
+
+    @property
+    def rollout_capacity(self) -> int:
+        """C_R(t)."""
+        return self.standalone_capacity + sum(c.capacity for c in self.cells if c.phase == "rollout")
+
+
+class ToTrain(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Cell leaves rollout, allowed by `waterlevel`, the inequality as text with its numbers."""
+
+    cell: int
+    waterlevel: str
+
+
+class ToRollout(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Cell returns to rollout with the published weights."""
+
+    cell: int
+    waterlevel: str
+
+
+class PublishWeights(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The training weights become the published ones: the burst is over."""
+
+
+class DispatchGroups(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Start the executions of so many more training groups."""
+
+    groups: int
+
+
+class DispatchEval(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Start an evaluation, pinned to the published version."""
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """All steps are done and evaluated: the job is over."""
+
+
+Order = ToTrain | ToRollout | PublishWeights | DispatchGroups | DispatchEval | Finish

@@ -1,0 +1,91 @@
+"""What is recorded of an execution: the messages between proxy, harness and trajectory rooms."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from gyre.actors import Ask, Tell
+
+Role = Literal["main", "main_summary", "sub_agent", "sub_agent_summary"]
+EndReason = Literal["completed", "harness_error", "harness_timeout", "overall_timeout", "never_started"]
+
+
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One model call of a harness, as it was sampled. Durable before the answer's last byte leaves.
+
+    `parent` is the node (a call id) whose path (its prompt and output) is a prefix of this prompt, None at
+    a root; `new_input_ids` is what the prompt adds to that path, so that journal bytes are proportional
+    to new content. `output_ids`, `logprobs` and `versions` have one entry per sampled token.
+    `messages` are the new messages of the request (canonical JSON) for role proofs and for people;
+    `tool_calls` maps call id to raw sampled text.
+    """
+
+    execution: str
+    call: str
+    parent: str | None
+    new_input_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish_reason: str
+    messages: tuple[dict[str, Any], ...]
+    output_message: dict[str, Any]
+    has_tools: bool
+    tool_calls: dict[str, str]
+    started_s: float
+    finished_s: float
+    reroutes: int = 0
+
+
+class RecordCall(Ask[None], frozen=True, kw_only=True):
+    """The proxy to the TrajectoryActor: answered when the record is durable."""
+
+    record: CallRecord
+
+
+class CallRetried(Tell, frozen=True, kw_only=True):
+    """The proxy to the TrajectoryActor: the harness repeated `call`, whose answer had not reached it, and
+    was given the same sample (or joined it in flight)."""
+
+    execution: str
+    call: str
+
+
+class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An execution that was dispatched: one of a group, or of an evaluation (`split == "eval"`)."""
+
+    execution: str
+    group: str
+    task: str
+    split: Literal["train", "eval"]
+    index: int
+    attempt: int
+    version_dispatched: int
+
+
+class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How an execution ended. `score` is None where it is dropped (overall time-out, evaluation failed
+    beyond its budget); a placeholder (`never_started`) has score 0 and no tree."""
+
+    execution: str
+    reason: EndReason
+    score: float | None
+    seconds: float
+    exit_code: int | None = None
+    detail: str = ""
+
+
+class ExecutionOpened(Ask[None], frozen=True, kw_only=True):
+    """The HarnessActor to the TrajectoryActor: an attempt begins. Calls of an earlier attempt of the same
+    execution are no longer part of its tree (they stay in the journal)."""
+
+    spec: ExecutionSpec
+
+
+class ExecutionEnded(Ask[None], frozen=True, kw_only=True):
+    """The HarnessActor to the TrajectoryActor: answered when the result is durable."""
+
+    spec: ExecutionSpec
+    result: ExecutionResult
