@@ -157,7 +157,14 @@ class Idle(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Nothing to do within the claim's patience; claim again."""
 
 
-class Claim(Ask[Lease | HandOver | StepComplete | Idle], frozen=True, kw_only=True):
+class Stale(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The cell holds other weights than the step trains under: pull the training snapshot of `version`,
+    then claim again. What it held of an earlier step no longer counts."""
+
+    version: int
+
+
+class Claim(Ask[Lease | HandOver | StepComplete | Idle | Stale], frozen=True, kw_only=True):
     """To the MicroStepQueue, which answers when there is something to do. `version` is the weight
     version the cell holds; `holds` the lease tokens it has computed and not handed over."""
 
