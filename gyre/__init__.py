@@ -1,0 +1,1 @@
+"""Gyre: elastic online RL for LLM agents on very long tasks."""
