@@ -54,7 +54,12 @@ class CallRetried(Tell, frozen=True, kw_only=True):
 
 
 class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """An execution that was dispatched: one of a group, or of an evaluation (`split == "eval"`)."""
+    """An execution that was dispatched: one of a group, or of an evaluation (`split == "eval"`).
+
+    Group ids are `g` or, for an evaluation, `e`, and six digits: numbers count from 0. All executions of
+    one evaluation are one group. `group_executions` says how many the group has. `step` is the step that
+    was committed last + 1 when the group was dispatched.
+    """
 
     execution: str
     group: str
@@ -63,6 +68,8 @@ class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     attempt: int
     version_dispatched: int
+    group_executions: int
+    step: int
 
 
 class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
