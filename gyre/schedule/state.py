@@ -21,8 +21,11 @@ class CellState(msgspec.Struct, frozen=True, kw_only=True):
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of executions only grow: `dispatched` d(t), `started` p(t), `finished` f(t), evaluation
-    included. `step` counts committed steps, `published` is the version that rollout serves; both and
-    `burst_first_step` are absolute. `groups_dispatched` and `groups_finished` count training groups only."""
+    included. `step` counts committed steps, `published` is the version that rollout serves, so it is also
+    the first step of the running burst; both are absolute, as are `groups_dispatched` and
+    `groups_finished`, which count training groups only. `ready_micro_steps` of the current step may be
+    claimed; with `step_complete` it waits for nothing but the core's update. `eval_running` counts
+    evaluations, not their executions."""
 
     cells: tuple[CellState, ...]
     dispatched: int
@@ -35,6 +38,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     groups_dispatched: int
     groups_finished: int
     ready_micro_steps: int
+    step_complete: bool = False
     eval_pending: bool
     eval_running: int
     draining: bool = False
