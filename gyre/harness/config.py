@@ -7,12 +7,14 @@ from typing import Literal
 
 import msgspec
 
+from gyre.proxy.config import ProxyConfig
+
 
 class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Any command. `{python}`, `{workspace}`, `{prompt_file}`, `{base_url}`, `{key}` and `{task}` in it
     are replaced; its environment carries OPENAI_BASE_URL, OPENAI_API_KEY, GYRE_PROMPT_FILE and
     GYRE_MODEL. `timeout_s` is the harness's own (what it left is still scored), `overall_timeout_s`
-    drops the execution."""
+    drops the execution. `proxy` is what it talks to."""
 
     command: tuple[str, ...]
     environment: dict[str, str] = {}
@@ -22,6 +24,7 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     overall_timeout_s: float = 3600.0
     attempts: int = 3
     concurrent: int = 64
+    proxy: ProxyConfig = ProxyConfig()
 
 
 class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

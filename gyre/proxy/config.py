@@ -1,4 +1,4 @@
-"""The job file's keys about the proxy: they stand in `[harness]`."""
+"""The job file's keys about the proxy: they stand in `[harness.proxy]`."""
 
 from __future__ import annotations
 
