@@ -1,0 +1,139 @@
+"""Reads a job file: TOML, overrides, defaults, paths, rules; and writes a resolved one."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from gyre.job.decode import Fault, decode
+from gyre.job.rules import broken_rules
+from gyre.job.tables import Job
+
+
+class JobError(Exception):
+    """The job file at `path` cannot be run; `faults` has everything that is wrong with it."""
+
+    def __init__(self, path: Path, faults: Sequence[Fault]) -> None:
+        self.path = path
+        self.faults = tuple(faults)
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        super().__init__("\n".join([f"{path}: {count}", *(f"  {fault}" for fault in faults)]))
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """Reads, defaults, resolves and checks a job file. Each override is `dotted.key=value`, the value in
+    TOML or else a plain string; an empty value removes the key. Raises JobError."""
+    data = _read(path)
+    faults = [fault for override in overrides if (fault := _override(data, override)) is not None]
+    data.setdefault("name", path.resolve().stem)
+    data.setdefault("run_dir", f"runs/{data['name']}")
+    job, found = decode(data, Job)
+    faults += found
+    job = _resolved(job, path.resolve().parent)
+    faulty = {fault.key for fault in faults}
+    faults += [fault for keys, fault in broken_rules(job) if not faulty.intersection(keys)]
+    if faults:
+        raise JobError(path, faults)
+    return job
+
+
+def resolved_toml(job: Job) -> str:
+    """The job as TOML with every default written out; `load_job` reads the same job from it."""
+    return tomli_w.dumps(_without_nulls(msgspec.to_builtins(job, enc_hook=str)))
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"\(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
+        at = f"line {place[1]}, column {place[2]}" if place and place[1] else "end of file"
+        fault = Fault(key=at, found=str(error).partition(" (at ")[0], allowed="TOML")
+    except UnicodeDecodeError as error:
+        fault = Fault(key=f"byte {error.start}", found="not UTF-8", allowed="TOML in UTF-8")
+    except RecursionError:
+        fault = Fault(key="file", found="nested too deeply", allowed="tables of a job file")
+    except OSError as error:
+        fault = Fault(key="file", found=error.strerror or str(error), allowed="a readable job file (TOML)")
+    raise JobError(path, [fault])
+
+
+def _override(data: dict[str, Any], override: str) -> Fault | None:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    *tables, name = key.split(".")
+    if not equals or not all([*tables, name]):
+        return Fault(
+            key=f"--set {override}", found="no dotted.key=value", allowed="for example train.lr=1e-5"
+        )
+    for at, table in enumerate(tables):
+        data = data.setdefault(table, {})
+        if not isinstance(data, dict):
+            within = ".".join(tables[: at + 1])
+            return Fault(key=f"--set {key}", found=f"{within} is a value", allowed="a key inside a table")
+    if text.strip():
+        data[name] = _value(text)
+    else:
+        data.pop(name, None)
+    return None
+
+
+def _value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return value
+
+
+# --- paths --------------------------------------------------------------------------------------
+
+
+def _resolved(job: Job, folder: Path) -> Job:
+    def there(path: Path | None) -> Path | None:
+        return None if path is None else folder / path.expanduser()
+
+    def named(recipe: str | None) -> str | None:
+        file, colon, function = (recipe or "").rpartition(":")
+        return f"{folder / file}:{function}" if colon and file.endswith(".py") else recipe
+
+    def expanded(words: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(word.replace("{job_dir}", str(folder)) for word in words)
+
+    def sources(table: Any) -> Any:
+        return msgspec.structs.replace(table, path=there(table.path), recipe=named(table.recipe))
+
+    replace = msgspec.structs.replace
+    warm_start = job.model.warm_start
+    if warm_start is not None:
+        warm_start = replace(warm_start, demos=named(warm_start.demos) or "")
+    harness = replace(
+        job.harness,
+        command=expanded(job.harness.command),
+        environment={name: expanded((value,))[0] for name, value in job.harness.environment.items()},
+        read_only=tuple(folder / path.expanduser() for path in job.harness.read_only),
+    )
+    return replace(
+        job,
+        run_dir=job.run_dir.expanduser().absolute(),
+        model=replace(sources(job.model), warm_start=warm_start),
+        harness=harness,
+        tasks=sources(job.tasks),
+        evaluator=replace(job.evaluator, command=expanded(job.evaluator.command)),
+        eval=sources(job.eval),
+    )

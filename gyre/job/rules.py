@@ -1,0 +1,245 @@
+"""What a job must satisfy beyond its types: bounds of single keys, and combinations that cannot run."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gyre.job.decode import Fault, shown
+from gyre.job.tables import Job
+
+Broken = tuple[frozenset[str], Fault]
+"""The keys that a rule reads, and what is wrong. A rule about a key that is faulty already is moot."""
+
+_ABOVE_ZERO = (0, False, math.inf)
+_NOT_NEGATIVE = (0, True, math.inf)
+_ONE_OR_MORE = (1, True, math.inf)
+_PORT = (0, True, 65535)
+
+BOUNDS: dict[str, tuple[float, bool, float]] = {
+    "seed": (0, True, 2**63 - 1),
+    "model.context_tokens": (2, True, math.inf),
+    "model.warm_start.steps": _ONE_OR_MORE,
+    "model.warm_start.batch": _ONE_OR_MORE,
+    "model.warm_start.lr": _ABOVE_ZERO,
+    "cluster.threads_per_rank": _ONE_OR_MORE,
+    "cells.cells": (2, True, math.inf),
+    "cells.ranks": _ONE_OR_MORE,
+    "cells.capacity_executions": _ONE_OR_MORE,
+    "cells.group_timeout_s": _ABOVE_ZERO,
+    "schedule.burst_steps": _ONE_OR_MORE,
+    "schedule.lead_steps": _NOT_NEGATIVE,
+    "rollout.temperature": _ABOVE_ZERO,
+    "rollout.top_p": (0, False, 1),
+    "rollout.top_k": _NOT_NEGATIVE,
+    "rollout.max_new_tokens": _ONE_OR_MORE,
+    "rollout.kv_tokens": _ONE_OR_MORE,
+    "rollout.block_tokens": _ONE_OR_MORE,
+    "rollout.max_batch": _ONE_OR_MORE,
+    "rollout.chunk_interval_s": _NOT_NEGATIVE,
+    "harness.timeout_s": _ABOVE_ZERO,
+    "harness.overall_timeout_s": _ABOVE_ZERO,
+    "harness.attempts": _ONE_OR_MORE,
+    "harness.concurrent": _ONE_OR_MORE,
+    "harness.proxy.port": _PORT,
+    "harness.proxy.wait_s": _ABOVE_ZERO,
+    "harness.proxy.max_body_bytes": _ONE_OR_MORE,
+    "tasks.count": _ONE_OR_MORE,
+    "tasks.seed": _NOT_NEGATIVE,
+    "evaluator.timeout_s": _ABOVE_ZERO,
+    "evaluator.attempts": _ONE_OR_MORE,
+    "eval.every_steps": _NOT_NEGATIVE,
+    "eval.count": _ONE_OR_MORE,
+    "eval.seed": _NOT_NEGATIVE,
+    "eval.runs": _ONE_OR_MORE,
+    "train.steps": _ONE_OR_MORE,
+    "train.groups_per_step": _ONE_OR_MORE,
+    "train.group_size": (2, True, math.inf),
+    "train.lr": _NOT_NEGATIVE,
+    "train.warmup_steps": _NOT_NEGATIVE,
+    "train.weight_decay": _NOT_NEGATIVE,
+    "train.max_grad_norm": _ABOVE_ZERO,
+    "train.micro_step_tokens": _ONE_OR_MORE,
+    "train.lease_s": _ABOVE_ZERO,
+    "loss.clip_low": _NOT_NEGATIVE,
+    "loss.clip_high": _NOT_NEGATIVE,
+    "sampling.max_trajectories": _ONE_OR_MORE,
+    "sampling.seed": _NOT_NEGATIVE,
+    "checkpoint.every_steps": _ONE_OR_MORE,
+    "checkpoint.keep": _ONE_OR_MORE,
+    "watch.prometheus_port": _PORT,
+    "watch.refresh_s": _ABOVE_ZERO,
+}
+"""Least value, whether it is itself allowed, greatest value."""
+
+_WHY = {
+    "cells.cells": " (the core and at least one satellite)",
+    "train.group_size": " (advantages are relative to the other executions of the group)",
+    "rollout.temperature": " (at 0 the executions of a group would be the same)",
+}
+
+
+def broken_rules(job: Job) -> Iterator[Broken]:
+    """Everything that makes the job impossible. Reads the file system, imports nothing."""
+    yield from _out_of_bounds(job)
+    yield from _texts(job)
+    yield from _sources(job)
+    yield from _tokens(job)
+    yield from _commands(job)
+
+
+def warnings(job: Job) -> tuple[Fault, ...]:
+    """What can be run but is probably not meant."""
+    found = []
+    for key in ("loss.clip_low", "loss.clip_high"):
+        if (value := _at(job, key)) >= 0.2:
+            found.append(
+                Fault(
+                    key=key,
+                    found=shown(value),
+                    allowed="GSPO's ratio is that of a whole sequence: ranges near 3e-4 clip at all, "
+                    "0.2 is a range for single tokens",
+                )
+            )
+    dispatched = (job.schedule.lead_steps + job.schedule.burst_steps) * job.train.groups_per_step
+    if dispatched * job.train.group_size > job.harness.concurrent:
+        found.append(
+            Fault(
+                key="harness.concurrent",
+                found=shown(job.harness.concurrent),
+                allowed=f"{dispatched * job.train.group_size} are dispatched at a burst's boundary, "
+                "the others wait for a place",
+            )
+        )
+    return tuple(found)
+
+
+def _at(job: Job, key: str) -> Any:
+    value: Any = job
+    for name in key.split("."):
+        value = None if value is None else getattr(value, name)
+    return value
+
+
+def _broken(found: str, allowed: str, *keys: str) -> Broken:
+    return frozenset(keys), Fault(key=keys[0], found=found, allowed=allowed)
+
+
+def _out_of_bounds(job: Job) -> Iterator[Broken]:
+    for key, (least, inclusive, most) in BOUNDS.items():
+        value = _at(job, key)
+        if value is None or (
+            (value >= least if inclusive else value > least) and value <= most and value < math.inf
+        ):
+            continue
+        words = f"{least} or more" if inclusive else f"more than {least}"
+        if most < math.inf:
+            words += f", at most {most}"
+        yield _broken(shown(value), words + _WHY.get(key, ""), key)
+    if not all(0 <= beta < 1 for beta in job.train.betas):
+        yield _broken(shown(list(job.train.betas)), "two numbers in [0, 1)", "train.betas")
+
+
+def _texts(job: Job) -> Iterator[Broken]:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", job.name):
+        yield _broken(shown(job.name), "letters, digits, '.', '_' and '-': it names a folder", "name")
+    if not job.harness.proxy.host:
+        yield _broken(shown(""), "an address to listen on", "harness.proxy.host")
+
+
+def _sources(job: Job) -> Iterator[Broken]:
+    yield from _one_source("model", job.model.path, job.model.recipe, "config.json")
+    yield from _one_source("tasks", job.tasks.path, job.tasks.recipe, "*/prompt.md")
+    if job.eval.every_steps > 0 or job.eval.path or job.eval.recipe:
+        yield from _one_source("eval", job.eval.path, job.eval.recipe, "*/prompt.md")
+    if job.model.warm_start is not None:
+        yield from _function("model.warm_start.demos", job.model.warm_start.demos)
+
+
+def _one_source(table: str, path: Path | None, recipe: str | None, holds: str) -> Iterator[Broken]:
+    keys = (f"{table}.path", f"{table}.recipe")
+    if path is None and recipe is None:
+        yield _broken(f"neither {table}.path nor {table}.recipe", "one of the two", *keys)
+    elif path is not None and recipe is not None:
+        yield _broken(f"both {table}.path and {table}.recipe", "one of the two", *keys)
+    if path is not None and not path.is_dir():
+        yield _broken(f"no folder {path}", f"a folder with {holds}", keys[0])
+    elif path is not None and next(path.glob(holds), None) is None:
+        yield _broken(f"no {holds} in {path}", f"a folder with {holds}", keys[0])
+    if recipe is not None:
+        yield from _function(keys[1], recipe)
+
+
+def _function(key: str, recipe: str) -> Iterator[Broken]:
+    module, colon, name = recipe.rpartition(":")
+    if not colon or not name.isidentifier() or not module:
+        yield _broken(shown(recipe), "package.module:function or file.py:function", key)
+    elif module.endswith(".py"):
+        try:
+            tree = ast.parse(Path(module).read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError) as error:
+            yield _broken(f"cannot read {module}: {error}", "a Python file", key)
+            return
+        names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        imported = [a.asname or a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names]
+        if name not in names + imported:
+            close = difflib.get_close_matches(name, names, n=1)
+            fault = Fault(
+                key=key,
+                found=f"no function {name} in {module}",
+                allowed=f"one of {', '.join(names)}" if names else "a file that defines it",
+                nearest=close[0] if close else None,
+            )
+            yield frozenset([key]), fault
+
+
+def _tokens(job: Job) -> Iterator[Broken]:
+    context = job.model.context_tokens
+    if job.rollout.max_new_tokens >= context:
+        yield _broken(
+            shown(job.rollout.max_new_tokens),
+            f"less than model.context_tokens = {context}, so that a prompt has room",
+            "rollout.max_new_tokens",
+            "model.context_tokens",
+        )
+    for key in ("train.micro_step_tokens", "rollout.kv_tokens"):
+        if (value := _at(job, key)) < context:
+            yield _broken(
+                shown(value),
+                f"at least model.context_tokens = {context}, so that the longest trajectory fits",
+                key,
+                "model.context_tokens",
+            )
+    if job.rollout.block_tokens > 0 and job.rollout.kv_tokens % job.rollout.block_tokens:
+        yield _broken(
+            shown(job.rollout.kv_tokens),
+            f"a multiple of rollout.block_tokens = {job.rollout.block_tokens}",
+            "rollout.kv_tokens",
+            "rollout.block_tokens",
+        )
+
+
+def _commands(job: Job) -> Iterator[Broken]:
+    for key in ("harness.command", "evaluator.command"):
+        command = _at(job, key)
+        if not command or not command[0]:
+            yield _broken(shown(list(command)), "a program and its arguments", key)
+    if job.evaluator.junit and not any("{report}" in word for word in job.evaluator.command):
+        yield _broken(
+            "no {report} in it",
+            "with evaluator.junit the command writes JUnit XML to {report}",
+            "evaluator.command",
+            "evaluator.junit",
+        )
+    if job.harness.overall_timeout_s < job.harness.timeout_s:
+        yield _broken(
+            shown(job.harness.overall_timeout_s),
+            f"at least harness.timeout_s = {job.harness.timeout_s}, after which what is left is scored",
+            "harness.overall_timeout_s",
+            "harness.timeout_s",
+        )
