@@ -1,0 +1,107 @@
+"""Reading a journal: for going on with a run, and for people who look at one. Never blocks its writer."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from gyre.cell.messages import Manifest, StepCommitted
+from gyre.trajectory.journal import JournalError, check_version, corrupt
+from gyre.trajectory.records import CallRecord, ExecutionSpec
+from gyre.trajectory.rows import EndedExecution, GroupOutcome, StepMember, decode_call
+
+
+class ExecutionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An execution as journalled: `ended` is None while it runs (or was cut short)."""
+
+    spec: ExecutionSpec
+    ended: EndedExecution | None
+
+
+class JournalReader:
+    """A read-only view of the journal at `path`, as of each question. Raises JournalError when the file
+    is not there, JournalCorrupt when it is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise JournalError(path, "there is no journal: the run has not begun, or this is no run folder")
+        self.path = path
+        try:
+            self._connection = sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True, timeout=5.0)
+            check_version(self._connection, path)
+        except sqlite3.Error as error:
+            raise corrupt(path, str(error)) from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def executions(self, group: str | None = None) -> list[ExecutionRow]:
+        """In order of execution id, of one group or all."""
+        where, parameters = ("WHERE group_id = ?", (group,)) if group is not None else ("", ())
+        return [
+            ExecutionRow(
+                spec=msgspec.msgpack.decode(spec, type=ExecutionSpec),
+                ended=None if ended is None else msgspec.msgpack.decode(ended, type=EndedExecution),
+            )
+            for spec, ended in self._rows(
+                f"SELECT spec, ended FROM executions {where} ORDER BY execution", *parameters
+            )
+        ]
+
+    def calls(self, execution: str, *, earlier_attempts: bool = False) -> list[CallRecord]:
+        """The calls of an execution's last attempt (or of all) in the order they were recorded."""
+        current = "" if earlier_attempts else "AND c.opening = e.opening"
+        return [
+            decode_call(blob)
+            for (blob,) in self._rows(
+                "SELECT record FROM calls c JOIN executions e USING (execution)"
+                f" WHERE execution = ? {current} ORDER BY position",
+                execution,
+            )
+        ]
+
+    def retries(self, execution: str) -> int:
+        """How many of the last attempt's calls the harness repeated."""
+        ((count,),) = self._rows(
+            "SELECT count(*) FROM retries r JOIN executions e USING (execution)"
+            " WHERE execution = ? AND r.opening = e.opening",
+            execution,
+        )
+        return int(count)
+
+    def groups(self) -> list[GroupOutcome]:
+        """Groups that are complete, in order of group id."""
+        rows = self._rows("SELECT outcome FROM groups ORDER BY group_id")
+        return [msgspec.msgpack.decode(blob, type=GroupOutcome) for (blob,) in rows]
+
+    def step_members(self, step: int | None = None) -> list[StepMember]:
+        """By step and group id, of one step or all."""
+        where, parameters = ("WHERE step = ?", (step,)) if step is not None else ("", ())
+        rows = self._rows(f"SELECT member FROM step_members {where} ORDER BY step, group_id", *parameters)
+        return [msgspec.msgpack.decode(blob, type=StepMember) for (blob,) in rows]
+
+    def contributions(self, step: int) -> list[Manifest]:
+        """Accepted contributions of a step, in order."""
+        rows = self._rows("SELECT manifest FROM contributions WHERE step = ? ORDER BY position", step)
+        return [msgspec.msgpack.decode(blob, type=Manifest) for (blob,) in rows]
+
+    def steps(self) -> list[StepCommitted]:
+        """Committed steps in order."""
+        rows = self._rows("SELECT committed FROM steps ORDER BY step")
+        return [msgspec.msgpack.decode(blob, type=StepCommitted) for (blob,) in rows]
+
+    def _rows(self, sql: str, *parameters: object) -> Iterator[tuple[bytes, ...]]:
+        try:
+            yield from self._connection.execute(sql, parameters)
+        except sqlite3.Error as error:
+            raise corrupt(self.path, str(error)) from error

@@ -1,0 +1,139 @@
+"""Roles of an execution's calls, proven by what the calls say.
+
+A new root (a prompt that extends no recorded path) is one of three things:
+- a sub-agent: a user text in it equals a string argument of a tool call that was sampled earlier;
+- a continuation after compaction: the text of an earlier call, the summary, reappears inside a user message
+  of it (or as an assistant message, which counts where no user message holds a summary);
+- else the main agent, as the first root is.
+A segment is a root with all that extends it; a continuation has the kind of the segment that its summary
+belongs to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from gyre.trajectory.records import Role
+from gyre.trajectory.rows import ExecutionCounts
+from gyre.trajectory.tree import Node, TrajectoryTree
+
+Kind = Literal["main", "sub_agent"]
+
+# An answer to a request that offered tools is taken for a summary only from this length on: a short one
+# ("done") is found in later prompts by chance.
+MIN_SUMMARY_CHARS = 16
+
+_SUMMARY: dict[Kind, Role] = {"main": "main_summary", "sub_agent": "sub_agent_summary"}
+
+
+class Roles(msgspec.Struct, frozen=True, kw_only=True):
+    """`of_node` has one role per node of the tree, by index. `summaries` maps a continuation's root to the
+    call that it continues from, `spawns` a sub-agent's root to the call that asked for it."""
+
+    of_node: tuple[Role, ...]
+    summaries: dict[int, int]
+    spawns: dict[int, int]
+
+
+def classify(tree: TrajectoryTree) -> Roles:
+    """A pure function of the tree's content and the order of its calls."""
+    kinds: list[Kind] = []
+    summaries: dict[int, int] = {}
+    spawns: dict[int, int] = {}
+    for node in tree.nodes:
+        earlier = tree.nodes[: node.index]
+        if node.parent is not None:
+            kinds.append(kinds[node.parent])
+        elif (spawn := _spawn(node, earlier)) is not None:
+            kinds.append("sub_agent")
+            spawns[node.index] = spawn.index
+        elif (summary := _summary(node, earlier)) is not None:
+            kinds.append(kinds[summary.index])
+            summaries[node.index] = summary.index
+        else:
+            kinds.append("main")
+    is_summary = set(summaries.values())
+    of_node = tuple(_SUMMARY[kind] if index in is_summary else kind for index, kind in enumerate(kinds))
+    return Roles(of_node=of_node, summaries=summaries, spawns=spawns)
+
+
+def count(tree: TrajectoryTree, roles: Roles, retries: int) -> ExecutionCounts:
+    return ExecutionCounts(
+        calls=len(tree.nodes),
+        sampled_tokens=tree.sampled_tokens,
+        turns=roles.of_node.count("main"),
+        roles=dict(Counter(roles.of_node)),
+        compactions=len(set(roles.summaries.values())),
+        sub_agents=len(roles.spawns),
+        retries=retries,
+    )
+
+
+def _spawn(root: Node, earlier: Sequence[Node]) -> Node | None:
+    texts = {text.strip() for text in _texts(root.messages, "user")} - {""}
+    for node in reversed(earlier):
+        if any(argument.strip() in texts for argument in _string_arguments(node.output_message)):
+            return node
+    return None
+
+
+def _summary(root: Node, earlier: Sequence[Node]) -> Node | None:
+    """The longest summary that reappears; of equal ones the latest."""
+    candidates = [(text, node) for node in reversed(earlier) if (text := _summary_text(node))]
+    user_texts = list(_texts(root.messages, "user"))
+    found = [(text, node) for text, node in candidates if any(text in user for user in user_texts)]
+    if not found:
+        assistant_texts = {text.strip() for text in _texts(root.messages, "assistant")}
+        found = [(text, node) for text, node in candidates if text in assistant_texts]
+    return max(found, key=lambda pair: len(pair[0]))[1] if found else None
+
+
+def _summary_text(node: Node) -> str:
+    """The answer's text where it can be a summary, else an empty one."""
+    message = node.output_message
+    if message.get("tool_calls"):
+        return ""
+    text = "\n".join(_texts([message], "assistant")).strip()
+    return "" if node.has_tools and len(text) < MIN_SUMMARY_CHARS else text
+
+
+def _texts(messages: Iterable[Mapping[str, Any]], role: str) -> Iterator[str]:
+    """Text contents of the messages of a role; of a list of blocks, each block's."""
+    for message in messages:
+        if message.get("role") != role:
+            continue
+        content = message.get("content")
+        blocks = content if isinstance(content, list) else [content]
+        for block in blocks:
+            text = block.get("text") if isinstance(block, Mapping) else block
+            if isinstance(text, str):
+                yield text
+
+
+def _string_arguments(message: Mapping[str, Any]) -> Iterator[str]:
+    """All strings among the arguments of a message's tool calls; arguments that are no JSON have none."""
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, str):
+            try:
+                arguments = msgspec.json.decode(arguments)
+            except (msgspec.DecodeError, UnicodeEncodeError):
+                continue
+        yield from _strings(arguments)
+
+
+def _strings(value: object) -> Iterator[str]:
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            pending.extend(item.values())
+        elif isinstance(item, list):
+            pending.extend(item)
