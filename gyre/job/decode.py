@@ -54,14 +54,13 @@ def key_paths(type_: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
 
 
 def nearest_key(path: str, keys: tuple[str, ...]) -> str | None:
-    """The known key that looks most like `path`: in the same table first, then anywhere."""
+    """The known key that looks most like `path`: the same name in another table, then in its own table."""
     table, _, name = path.rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == table}
-    if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
-        return siblings[close[0]]
-    elsewhere = {key.rpartition(".")[2]: key for key in keys}
-    if close := difflib.get_close_matches(name, elsewhere, n=1, cutoff=0.8):
-        return elsewhere[close[0]]
+    all_names = {key.rpartition(".")[2]: key for key in keys}
+    for names, cutoff in ((all_names, 1.0), (siblings, 0.6), (all_names, 0.8)):
+        if close := difflib.get_close_matches(name, names, n=1, cutoff=cutoff):
+            return names[close[0]]
     return None
 
 
@@ -110,7 +109,7 @@ def _struct(
             try:
                 values[field.name] = msgspec.convert(data[name], field.type, dec_hook=_to_path)
             except msgspec.ValidationError:
-                faults.append(Fault(key=key, found=shown(data[name]), allowed=allowed(field.type)))
+                faults.append(_mistyped(key, data[name], field.type))
         elif field.required:
             faults.append(Fault(key=key, found="missing", allowed=allowed(field.type)))
         if field.required and field.name not in values:
@@ -127,6 +126,12 @@ def _unknown(path: str, name: str, fields: tuple[str, ...], keys: tuple[str, ...
         allowed=f"{where} {', '.join(fields)}",
         nearest=nearest_key(key, keys),
     )
+
+
+def _mistyped(key: str, value: Any, type_: Any) -> Fault:
+    choices = [a for a in get_args(type_) if isinstance(a, str)] if get_origin(type_) is Literal else []
+    close = difflib.get_close_matches(str(value), choices, n=1)
+    return Fault(key=key, found=shown(value), allowed=allowed(type_), nearest=close[0] if close else None)
 
 
 def _empty(type_: Any) -> Any:

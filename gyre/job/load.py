@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tomllib
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     TOML or else a plain string; an empty value removes the key. Raises JobError."""
     data = _read(path)
     faults = [fault for override in overrides if (fault := _override(data, override)) is not None]
-    data.setdefault("name", path.resolve().stem)
+    data.setdefault("name", re.sub(r"[^A-Za-z0-9._-]", "-", path.resolve().stem).lstrip(".-") or "job")
     data.setdefault("run_dir", f"runs/{data['name']}")
     job, found = decode(data, Job)
     faults += found
@@ -75,15 +76,16 @@ def _override(data: dict[str, Any], override: str) -> Fault | None:
         return Fault(
             key=f"--set {override}", found="no dotted.key=value", allowed="for example train.lr=1e-5"
         )
+    into: Any = data
     for at, table in enumerate(tables):
-        data = data.setdefault(table, {})
-        if not isinstance(data, dict):
+        into = into.setdefault(table, {})
+        if not isinstance(into, dict):
             within = ".".join(tables[: at + 1])
             return Fault(key=f"--set {key}", found=f"{within} is a value", allowed="a key inside a table")
     if text.strip():
-        data[name] = _value(text)
+        into[name] = _value(text)
     else:
-        data.pop(name, None)
+        into.pop(name, None)
     return None
 
 
@@ -105,8 +107,10 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _resolved(job: Job, folder: Path) -> Job:
-    def there(path: Path | None) -> Path | None:
-        return None if path is None else folder / path.expanduser()
+    def there(path: Path) -> Path:
+        with contextlib.suppress(RuntimeError):  # ~NOBODY: the rules will say that it is not there
+            path = path.expanduser()
+        return folder / path
 
     def named(recipe: str | None) -> str | None:
         file, colon, function = (recipe or "").rpartition(":")
@@ -116,7 +120,9 @@ def _resolved(job: Job, folder: Path) -> Job:
         return tuple(word.replace("{job_dir}", str(folder)) for word in words)
 
     def sources(table: Any) -> Any:
-        return msgspec.structs.replace(table, path=there(table.path), recipe=named(table.recipe))
+        return msgspec.structs.replace(
+            table, path=table.path and there(table.path), recipe=named(table.recipe)
+        )
 
     replace = msgspec.structs.replace
     warm_start = job.model.warm_start
@@ -126,11 +132,11 @@ def _resolved(job: Job, folder: Path) -> Job:
         job.harness,
         command=expanded(job.harness.command),
         environment={name: expanded((value,))[0] for name, value in job.harness.environment.items()},
-        read_only=tuple(folder / path.expanduser() for path in job.harness.read_only),
+        read_only=tuple(map(there, job.harness.read_only)),
     )
     return replace(
         job,
-        run_dir=job.run_dir.expanduser().absolute(),
+        run_dir=job.run_dir.absolute(),
         model=replace(sources(job.model), warm_start=warm_start),
         harness=harness,
         tasks=sources(job.tasks),

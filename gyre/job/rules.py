@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,19 +15,21 @@ from gyre.job.tables import Job
 Broken = tuple[frozenset[str], Fault]
 """The keys that a rule reads, and what is wrong. A rule about a key that is faulty already is moot."""
 
-_ABOVE_ZERO = (0, False, math.inf)
-_NOT_NEGATIVE = (0, True, math.inf)
-_ONE_OR_MORE = (1, True, math.inf)
+_MOST = 2**53
+_ABOVE_ZERO = (0, False, _MOST)
+_NOT_NEGATIVE = (0, True, _MOST)
+_ONE_OR_MORE = (1, True, _MOST)
+_TWO_OR_MORE = (2, True, _MOST)
 _PORT = (0, True, 65535)
 
 BOUNDS: dict[str, tuple[float, bool, float]] = {
-    "seed": (0, True, 2**63 - 1),
-    "model.context_tokens": (2, True, math.inf),
+    "seed": _NOT_NEGATIVE,
+    "model.context_tokens": _TWO_OR_MORE,
     "model.warm_start.steps": _ONE_OR_MORE,
     "model.warm_start.batch": _ONE_OR_MORE,
     "model.warm_start.lr": _ABOVE_ZERO,
     "cluster.threads_per_rank": _ONE_OR_MORE,
-    "cells.cells": (2, True, math.inf),
+    "cells.cells": _TWO_OR_MORE,
     "cells.ranks": _ONE_OR_MORE,
     "cells.capacity_executions": _ONE_OR_MORE,
     "cells.group_timeout_s": _ABOVE_ZERO,
@@ -46,6 +47,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "harness.overall_timeout_s": _ABOVE_ZERO,
     "harness.attempts": _ONE_OR_MORE,
     "harness.concurrent": _ONE_OR_MORE,
+    "harness.max_workspace_bytes": _ONE_OR_MORE,
     "harness.proxy.port": _PORT,
     "harness.proxy.wait_s": _ABOVE_ZERO,
     "harness.proxy.max_body_bytes": _ONE_OR_MORE,
@@ -59,7 +61,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "eval.runs": _ONE_OR_MORE,
     "train.steps": _ONE_OR_MORE,
     "train.groups_per_step": _ONE_OR_MORE,
-    "train.group_size": (2, True, math.inf),
+    "train.group_size": _TWO_OR_MORE,
     "train.lr": _NOT_NEGATIVE,
     "train.warmup_steps": _NOT_NEGATIVE,
     "train.weight_decay": _NOT_NEGATIVE,
@@ -133,12 +135,11 @@ def _broken(found: str, allowed: str, *keys: str) -> Broken:
 def _out_of_bounds(job: Job) -> Iterator[Broken]:
     for key, (least, inclusive, most) in BOUNDS.items():
         value = _at(job, key)
-        if value is None or (
-            (value >= least if inclusive else value > least) and value <= most and value < math.inf
-        ):
+        # Written so that NaN is out of bounds.
+        if value is None or ((value >= least if inclusive else value > least) and value <= most):
             continue
         words = f"{least} or more" if inclusive else f"more than {least}"
-        if most < math.inf:
+        if most < _MOST or value > most:
             words += f", at most {most}"
         yield _broken(shown(value), words + _WHY.get(key, ""), key)
     if not all(0 <= beta < 1 for beta in job.train.betas):
@@ -148,6 +149,8 @@ def _out_of_bounds(job: Job) -> Iterator[Broken]:
 def _texts(job: Job) -> Iterator[Broken]:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", job.name):
         yield _broken(shown(job.name), "letters, digits, '.', '_' and '-': it names a folder", "name")
+    if job.run_dir.is_file():
+        yield _broken(f"{job.run_dir} is no folder", "a folder, or a path that does not exist", "run_dir")
     if not job.harness.proxy.host:
         yield _broken(shown(""), "an address to listen on", "harness.proxy.host")
 
@@ -167,12 +170,19 @@ def _one_source(table: str, path: Path | None, recipe: str | None, holds: str) -
         yield _broken(f"neither {table}.path nor {table}.recipe", "one of the two", *keys)
     elif path is not None and recipe is not None:
         yield _broken(f"both {table}.path and {table}.recipe", "one of the two", *keys)
-    if path is not None and not path.is_dir():
+    if path is not None and not _is_folder(path):
         yield _broken(f"no folder {path}", f"a folder with {holds}", keys[0])
     elif path is not None and next(path.glob(holds), None) is None:
         yield _broken(f"no {holds} in {path}", f"a folder with {holds}", keys[0])
     if recipe is not None:
         yield from _function(keys[1], recipe)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # no permission, too long a name
+        return False
 
 
 def _function(key: str, recipe: str) -> Iterator[Broken]:
@@ -229,6 +239,12 @@ def _commands(job: Job) -> Iterator[Broken]:
         command = _at(job, key)
         if not command or not command[0]:
             yield _broken(shown(list(command)), "a program and its arguments", key)
+        if any("\0" in word for word in command):
+            yield _broken(shown(list(command)), "words without NUL characters", key)
+    for name, value in job.harness.environment.items():
+        if not name or "=" in name or "\0" in name + value:
+            found, legal = shown(f"{name}={value}"), "names without '=', nothing with NUL characters"
+            yield _broken(found, legal, "harness.environment")
     if job.evaluator.junit and not any("{report}" in word for word in job.evaluator.command):
         yield _broken(
             "no {report} in it",

@@ -1,0 +1,117 @@
+"""The `gyre` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from gyre.job import Fault, Job, JobError, Plan, load_job, plan, resolved_toml, warnings
+
+BAD_JOB = 2
+
+app = typer.Typer(
+    help="Elastic online RL for LLM agents.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (TOML).")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, for example train.lr=1e-5. Repeatable."),
+]
+
+
+@app.callback()
+def _commands() -> None:
+    """Elastic online RL for LLM agents."""
+
+
+@app.command()
+def run(
+    job: JobFile,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on at the last complete step.")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Run a job. The last line of its output is its summary (JSON)."""
+    from gyre.run import main  # imports what `check` can do without
+
+    arguments = [str(job), *(["--resume"] if resume else [])]
+    for override in overrides or []:
+        arguments += ["--set", override]
+    raise typer.Exit(main(arguments))
+
+
+@app.command()
+def check(job: JobFile, overrides: Overrides = None) -> None:
+    """Print the resolved job and what it takes: cells, ranks, memory, executions. Needs no GPU."""
+    try:
+        loaded = load_job(job, overrides or [])
+    except JobError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(BAD_JOB) from None
+    _show(loaded, plan(loaded), warnings(loaded))
+
+
+def _show(job: Job, planned: Plan, unlikely: tuple[Fault, ...]) -> None:
+    console = Console(highlight=False)
+    toml = resolved_toml(job)
+    if console.is_terminal:
+        console.print(Syntax(toml, "toml", background_color="default", word_wrap=True))
+        table = Table("plan", "", box=None, padding=(0, 2), show_header=False)
+        for name, value in plan_rows(planned):
+            table.add_row(f"[bold]{name}[/bold]", value)
+        console.print(table)
+    else:
+        typer.echo(toml)
+        for name, value in plan_rows(planned):
+            typer.echo(f"# {name}: {value}")
+    for fault in unlikely:
+        typer.echo(f"warning: {fault}", err=True)
+
+
+def plan_rows(planned: Plan) -> list[tuple[str, str]]:
+    """A plan in words, row by row."""
+    rows = [
+        (
+            "cells",
+            f"{planned.cells}: a core and {planned.cells - 1} satellites, {planned.ranks} ranks in all",
+        ),
+        ("steps", f"{planned.steps} in {planned.bursts} bursts"),
+        ("executions", f"{planned.executions} to train, {planned.executions_per_step} a step"),
+        ("evaluations", f"{planned.evaluations}, {planned.evaluation_executions} executions in all"),
+        (
+            "dispatch depth",
+            f"Q_b = {planned.dispatched_groups} groups, {planned.dispatched_executions} executions",
+        ),
+        (
+            "waterlevel",
+            f"all cells carry {planned.capacity_executions} executions; "
+            f"the core may leave rollout at {planned.leave_at} unfinished",
+        ),
+    ]
+    if planned.parameters is None:
+        return [*rows, ("memory", "unknown until the model is built")]
+    rows.append(("parameters", f"{planned.parameters:,}"))
+    for role in planned.memory:
+        parts = {
+            "weights": role.weights_bytes,
+            "KV": role.kv_bytes,
+            "gradients": role.gradients_bytes,
+            "master and optimizer": role.master_bytes,
+        }
+        detail = " + ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
+        rows.append((f"memory, {role.role}", f"{_size(role.total_bytes)} and activations: {detail}"))
+    return rows
+
+
+def _size(count_bytes: int) -> str:
+    size = float(count_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

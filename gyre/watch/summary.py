@@ -1,0 +1,42 @@
+"""What a job came to, for people and for scripts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """`reward_first` and `reward_last` are of the first and the last evaluation on held-out tasks (None
+    where the job has no evaluation). `compactions`, `sub_agents` and `retries` are counted from the
+    trajectory trees, `satellite_micro_steps` from committed contributions. `checkpoint` is a folder."""
+
+    name: str
+    steps: int
+    seconds: float
+    reward_first: float | None
+    reward_last: float | None
+    role_changes: int
+    role_changes_with_calls_in_flight: int
+    satellite_micro_steps: int
+    failed_calls: int
+    compactions: int
+    sub_agents: int
+    retries: int
+    checkpoint: str | None
+
+
+def write_summary(run_dir: Path, summary: Summary) -> None:
+    """Writes `run_dir`/summary.json whole or not at all, and the same as one line to stdout, also where
+    the file cannot be written (then raises OSError)."""
+    line = msgspec.json.encode(summary).decode()
+    try:
+        written = run_dir / "summary.json.new"
+        written.write_text(line + "\n", encoding="utf-8")
+        os.replace(written, run_dir / "summary.json")
+    finally:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()

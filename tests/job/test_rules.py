@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gyre.job import Job, load_job, warnings
+from gyre.job.decode import key_paths
+from gyre.job.rules import BOUNDS
+
+from .conftest import Faults
+
+
+def test_the_job_file_of_these_tests_has_no_fault(faults: Faults) -> None:
+    assert faults() == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "says"),
+    [
+        ("cells.cells=1", "cells.cells", "2 or more (the core and at least one satellite)"),
+        ("train.group_size=1", "train.group_size", "relative to the other executions"),
+        ("train.lr=nan", "train.lr", "0 or more"),
+        ("train.steps=10000000000000000000", "train.steps", "at most"),
+        ("schedule.lead_steps=-1", "schedule.lead_steps", "found -1 (an integer); allowed: 0 or more"),
+        ("rollout.temperature=0", "rollout.temperature", "more than 0"),
+        ("rollout.top_p=1.5", "rollout.top_p", "more than 0, at most 1"),
+        ("train.betas=[0.9, 1.0]", "train.betas", "two numbers in [0, 1)"),
+        ("train.betas=[0.9]", "train.betas", "an array of a number, a number"),
+        ("watch.prometheus_port=70000", "watch.prometheus_port", "at most 65535"),
+        ("train.micro_step_tokens=100", "train.micro_step_tokens", "at least model.context_tokens = 2048"),
+        ("rollout.kv_tokens=100", "rollout.kv_tokens", "at least model.context_tokens = 2048"),
+        ("rollout.kv_tokens=16385", "rollout.kv_tokens", "a multiple of rollout.block_tokens = 16"),
+        ("rollout.max_new_tokens=2048", "rollout.max_new_tokens", "so that a prompt has room"),
+        ("harness.overall_timeout_s=1", "harness.overall_timeout_s", "at least harness.timeout_s"),
+        ("harness.command=[]", "harness.command", "a program and its arguments"),
+        ("harness.command=run", "harness.command", "an array, each entry a string"),
+        ("harness.environment.A=1", "harness.environment", "each value a string"),
+        ("evaluator.junit=true", "evaluator.command", "{report}"),
+        ("name=a/b", "name", "it names a folder"),
+        ("model.dtype=int8", "model.dtype", "one of 'float32', 'bfloat16'"),
+        ("model.warm_start.steps=3", "model.warm_start.demos", "missing; allowed: a string"),
+        ("sampling=3", "sampling", "a table"),
+        ("modle.path=x", "modle", "did you mean model?"),
+        ("train.learning_rate=1", "train.learning_rate", "unknown key"),
+        ("model.micro_step_tokens=1", "model.micro_step_tokens", "did you mean train.micro_step_tokens?"),
+    ],
+)
+def test_impossible_keys_are_named_with_the_fix(faults: Faults, override: str, key: str, says: str) -> None:
+    found = faults(override)
+    assert list(found) == [key]
+    assert says in found[key]
+
+
+@pytest.mark.parametrize("table", ["model", "tasks", "eval"])
+def test_a_source_is_a_path_or_a_recipe(faults: Faults, tmp_path: Path, table: str) -> None:
+    for name in ("config.json", "a/prompt.md"):
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / name).touch()
+    both = [f"{table}.path=source", f"{table}.recipe=recipes.py:build"]
+    neither = [f"{table}.path=", f"{table}.recipe=", "eval.every_steps=2", "eval.path=source"]
+    if table == "eval":
+        neither = ["eval.every_steps=2"]
+    assert "both" in faults(*both)[f"{table}.path"]
+    assert "neither" in faults(*neither)[f"{table}.path"]
+    assert faults(both[0], f"{table}.recipe=") == {}
+    assert faults(both[1], f"{table}.path=") == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("tasks.path=none", "no folder"),
+        ("tasks.path=tasks/first", "no */prompt.md in"),
+        ("tasks.path=small.toml", "no folder"),
+        ("tasks.path=~nobody/tasks", "no folder"),
+        (f"tasks.path={'x' * 300}", "no folder"),
+    ],
+)
+def test_a_task_folder_must_hold_tasks(faults: Faults, override: str, says: str) -> None:
+    assert says in faults(override)["tasks.path"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        ("recipes.py:biuld", "did you mean build?"),
+        ("none.py:build", "cannot read"),
+        ("tasks.py", "file.py:function"),
+        ("a.b:", "file.py:function"),
+        ("small.toml.py:build", "cannot read"),
+    ],
+)
+def test_a_recipe_must_be_there(faults: Faults, recipe: str, says: str) -> None:
+    assert says in faults(f"model.recipe={recipe}")["model.recipe"]
+
+
+def test_a_recipe_file_must_be_python(faults: Faults, tmp_path: Path) -> None:
+    (tmp_path / "recipes.py").write_text("def build(:")
+    assert "cannot read" in faults()["model.recipe"]
+
+
+def test_a_run_folder_must_not_be_a_file(faults: Faults, job_file: Path) -> None:
+    assert "is no folder" in faults(f"run_dir={job_file}")["run_dir"]
+
+
+def test_rules_about_a_key_that_is_faulty_already_are_moot(faults: Faults) -> None:
+    assert list(faults("model.context_tokens=many", "train.micro_step_tokens=1")) == ["model.context_tokens"]
+
+
+def test_wide_clip_ranges_are_warned_of(job_file: Path) -> None:
+    assert [w.key for w in warnings(load_job(job_file, ["loss.clip_high=0.2"]))] == ["loss.clip_high"]
+    assert warnings(load_job(job_file)) == ()
+
+
+def test_a_place_for_each_dispatched_execution_is_advised(job_file: Path) -> None:
+    assert [w.key for w in warnings(load_job(job_file, ["harness.concurrent=31"]))] == ["harness.concurrent"]
+
+
+def test_every_number_has_bounds() -> None:
+    def types(type_: Any, prefix: str = "") -> dict[str, Any]:
+        found = {}
+        for field in msgspec.structs.fields(type_):
+            inner = [t for t in (field.type, *getattr(field.type, "__args__", ())) if isinstance(t, type)]
+            structs = [t for t in inner if issubclass(t, msgspec.Struct)]
+            found[prefix + field.name] = field.type
+            found |= types(structs[0], f"{prefix}{field.name}.") if structs else {}
+        return found
+
+    numbers = {key for key, type_ in types(Job).items() if type_ in (int, float)}
+    assert set(BOUNDS) == numbers
+    assert set(types(Job)) == set(key_paths(Job))
