@@ -7,8 +7,8 @@ import msgspec
 from gyre.trajectory.messages import EvalScore, IncompleteGroup, ResumeState, StepReward, Totals
 from gyre.trajectory.pack import ScoredExecution
 from gyre.trajectory.records import CallRecord, ExecutionResult, ExecutionSpec
-from gyre.trajectory.roles import classify, count
-from gyre.trajectory.rows import EndedExecution, ExecutionCounts, GroupOutcome
+from gyre.trajectory.roles import ExecutionCounts, classify, count
+from gyre.trajectory.rows import EndedExecution, GroupOutcome
 from gyre.trajectory.tree import TrajectoryTree
 
 

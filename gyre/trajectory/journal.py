@@ -195,19 +195,25 @@ def _call(loop: asyncio.AbstractEventLoop, function: object, *args: object, **kw
 
 
 def _lock(path: Path) -> IO[str]:
-    lock = open(path.with_name(path.name + ".lock"), "a+", encoding="ascii")  # noqa: SIM115
+    try:
+        lock = open(path.with_name(path.name + ".lock"), "a+", encoding="ascii")  # noqa: SIM115
+    except OSError as error:
+        raise JournalError(path, f"cannot be opened: {error}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()}\n")
+        lock.flush()
+    except BlockingIOError:
         lock.seek(0)
         holder = lock.read().strip() or "another process"
         lock.close()
         raise JournalInUse(
             path, f"in use by {holder}; a run folder belongs to one job: stop it or take another name"
         ) from None
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()}\n")
-    lock.flush()
+    except OSError as error:
+        lock.close()
+        raise JournalError(path, f"cannot be locked: {error}") from error
     return lock
 
 
@@ -255,6 +261,6 @@ def corrupt(path: Path, reason: str) -> JournalCorrupt:
     """The error for a damaged file, with what to do."""
     return JournalCorrupt(
         path,
-        f"the journal is corrupt ({reason}); restore the file from a copy, or start a new run under another"
-        " name (its checkpoints can be given as [model] path)",
+        f"the journal is corrupt ({' '.join(reason.split())}); restore the file from a copy, or start a new"
+        " run under another name (its checkpoints can be given as [model] path)",
     )

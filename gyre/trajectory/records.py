@@ -57,8 +57,8 @@ class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An execution that was dispatched: one of a group, or of an evaluation (`split == "eval"`).
 
     Group ids are `g` or, for an evaluation, `e`, and six digits: numbers count from 0. All executions of
-    one evaluation are one group. `group_executions` says how many the group has. `step` is the step that
-    was committed last + 1 when the group was dispatched.
+    one evaluation are one group. `group_executions` says how many the group has, `step` is that of its
+    Dispatch.
     """
 
     execution: str

@@ -18,7 +18,6 @@ from typing import Any, Literal
 import msgspec
 
 from gyre.trajectory.records import Role
-from gyre.trajectory.rows import ExecutionCounts
 from gyre.trajectory.tree import Node, TrajectoryTree
 
 Kind = Literal["main", "sub_agent"]
@@ -37,6 +36,18 @@ class Roles(msgspec.Struct, frozen=True, kw_only=True):
     of_node: tuple[Role, ...]
     summaries: dict[int, int]
     spawns: dict[int, int]
+
+
+class ExecutionCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an execution's tree consists of. `turns` are the calls of the main agent."""
+
+    calls: int = 0
+    sampled_tokens: int = 0
+    turns: int = 0
+    roles: dict[str, int] = {}
+    compactions: int = 0
+    sub_agents: int = 0
+    retries: int = 0
 
 
 def classify(tree: TrajectoryTree) -> Roles:

@@ -9,6 +9,7 @@ import numpy as np
 
 from gyre.cell.messages import Manifest, StepCommitted
 from gyre.trajectory.records import CallRecord, CallRetried, ExecutionResult, ExecutionSpec
+from gyre.trajectory.roles import ExecutionCounts
 
 SCHEMA_VERSION = 1
 
@@ -31,18 +32,6 @@ CREATE TABLE contributions (position INTEGER PRIMARY KEY, step INTEGER NOT NULL,
 CREATE INDEX contributions_by_step ON contributions (step);
 CREATE TABLE steps (step INTEGER PRIMARY KEY, committed BLOB NOT NULL);
 """
-
-
-class ExecutionCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an execution's tree consists of. `turns` are the calls of the main agent."""
-
-    calls: int = 0
-    sampled_tokens: int = 0
-    turns: int = 0
-    roles: dict[str, int] = {}
-    compactions: int = 0
-    sub_agents: int = 0
-    retries: int = 0
 
 
 class EndedExecution(msgspec.Struct, frozen=True, kw_only=True):

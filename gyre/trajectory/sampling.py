@@ -31,7 +31,7 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
 def generator(seed: int, execution: str) -> np.random.Generator:
     """The stream of random numbers that belongs to an execution (or to a group) under a seed."""
     digest = hashlib.sha256(execution.encode()).digest()
-    return np.random.default_rng([seed, int.from_bytes(digest[:16], "little")])
+    return np.random.default_rng([seed % 2**64, int.from_bytes(digest[:16], "little")])
 
 
 def draw(
