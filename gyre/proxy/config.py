@@ -6,10 +6,13 @@ import msgspec
 
 
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`port` 0 takes a free one. A call waits up to `wait_s` for a cell before it fails with 503."""
+    """`port` 0 takes a free one. A call waits up to `wait_s` for a cell before it fails with 503; while it
+    waits, a streamed answer carries a comment every `keep_alive_s`. `tool_format` is `hermes`, or `plain`
+    for a policy without tools."""
 
     host: str = "127.0.0.1"
     port: int = 0
     wait_s: float = 600.0
     max_body_bytes: int = 16 * 1024 * 1024
     tool_format: str = "hermes"
+    keep_alive_s: float = 10.0

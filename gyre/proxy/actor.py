@@ -1,0 +1,98 @@
+"""The ProxyActor: HTTP in, calls to cells, records to the TrajectoryActor."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from gyre.actors import Actor, Ref, handles
+from gyre.cell.engine.base import SamplingParams
+from gyre.proxy.api_chat import ChatCompletions
+from gyre.proxy.calls import CallDesk
+from gyre.proxy.codec import Codec
+from gyre.proxy.config import ProxyConfig
+from gyre.proxy.messages import (
+    CloseExecution,
+    ExecutionAccess,
+    GetProxyTotals,
+    OpenExecution,
+    ProxyTotals,
+)
+from gyre.proxy.routes import Routes
+from gyre.proxy.server import ProxyServer
+from gyre.schedule.messages import CloseRoute, OpenRoute
+
+log = structlog.get_logger()
+
+
+class ProxyActorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`sampling` is the job's: whatever a harness asks for, tokens are drawn so; its seed is the job's and
+    its `max_new_tokens` bounds every answer. `window_tokens` bounds prompt and answer together.
+    `model_name` is what `/v1/models` lists. `unix_socket` is served beside TCP."""
+
+    proxy: ProxyConfig
+    tokenizer: Path
+    sampling: SamplingParams
+    window_tokens: int
+    model_name: str
+    unix_socket: Path | None = None
+
+
+class ProxyActor(Actor):
+    """Starts when it listens. Raises CannotListen, ToolFormatUnknown, TemplateUnusable."""
+
+    def __init__(self, config: ProxyActorConfig, trajectory: Ref) -> None:
+        self._config = config
+        self._trajectory = trajectory
+        self._routes = Routes(config.proxy.wait_s)
+        self._desk: CallDesk
+        self._server: ProxyServer | None = None
+        self._base_url = ""
+
+    async def started(self) -> None:
+        config = self._config
+        codec = await asyncio.to_thread(Codec, config.tokenizer, config.proxy.tool_format)
+        self._desk = CallDesk(
+            codec=codec,
+            routes=self._routes,
+            trajectory=self._trajectory,
+            run=self.context.run,
+            sampling=config.sampling,
+            window_tokens=config.window_tokens,
+            model_name=config.model_name,
+        )
+        server = ProxyServer(config.proxy, self._desk, [ChatCompletions()], config.model_name)
+        self._server = server
+        self._base_url = await server.start(config.unix_socket)
+        log.info("proxy_listening", base_url=self._base_url, unix_socket=str(config.unix_socket or ""))
+
+    async def stopping(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+
+    @handles(OpenExecution)
+    async def open_execution(self, message: OpenExecution) -> ExecutionAccess:
+        key = self._desk.open(message.execution, message.attempt)
+        return ExecutionAccess(base_url=self._base_url, key=key, unix_socket=self._config.unix_socket)
+
+    @handles(CloseExecution)
+    async def close_execution(self, message: CloseExecution) -> None:
+        self._desk.close(message.execution)
+
+    @handles(OpenRoute)
+    async def open_route(self, message: OpenRoute) -> None:
+        self._routes.open(message)
+        log.info("route_opened", cell=message.cell, version=message.version, engines=len(message.engines))
+
+    @handles(CloseRoute, concurrent=True)
+    async def close_route(self, message: CloseRoute) -> int:
+        moved = await self._routes.close(message.cell, lost=message.lost)
+        log.info("route_closed", cell=message.cell, lost=message.lost, calls_moved=moved)
+        return moved
+
+    @handles(GetProxyTotals)
+    async def totals(self, message: GetProxyTotals) -> ProxyTotals:
+        return self._desk.totals()

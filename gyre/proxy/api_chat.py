@@ -1,0 +1,224 @@
+"""OpenAI's Chat Completions, as harnesses really send it: unknown fields are passed over, and so are
+temperature, top_p and stop, because the job decides how tokens are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gyre.proxy.api import hints_of, says_retry
+from gyre.proxy.conversation import (
+    CallError,
+    CallRequest,
+    Completion,
+    Conversation,
+    Message,
+    MessageRole,
+    ToolCall,
+    bad_request,
+)
+
+# A delta is at most so long, that no client meets a line beyond its reader's limit.
+_DELTA_CHARACTERS = 8192
+_ROLES: dict[str, MessageRole] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+class _Part(msgspec.Struct):
+    type: str = "text"
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function
+    id: str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+_Tokens = Annotated[int, msgspec.Meta(ge=1)] | None
+
+
+class _Body(msgspec.Struct):
+    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    model: str = ""
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    max_tokens: _Tokens = None
+    max_completion_tokens: _Tokens = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+
+
+class ChatCompletions:
+    """The codec of `/v1/chat/completions`."""
+
+    path = "/v1/chat/completions"
+    keep_alive = b": waiting\n\n"
+
+    def parse(self, body: bytes, headers: Mapping[str, str]) -> CallRequest:
+        try:
+            fields = _DECODER.decode(body)
+        except RecursionError:
+            raise bad_request("the body is nested too deeply") from None
+        except msgspec.ValidationError as error:
+            raise bad_request(f"the body is not a chat completion request: {error}") from None
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise bad_request(f"the body is not valid JSON: {error}") from None
+        if fields.n not in (None, 1):
+            raise bad_request(f"n = {fields.n} is not supported; send n = 1")
+        options = fields.stream_options
+        return CallRequest(
+            conversation=Conversation(
+                messages=tuple(_message(place, message) for place, message in enumerate(fields.messages)),
+                tools=_tools(fields.tools or []),
+            ),
+            model=fields.model,
+            max_tokens=fields.max_completion_tokens or fields.max_tokens,
+            stream=bool(fields.stream),
+            include_usage=bool(options and options.include_usage),
+            parse_tools=bool(fields.tools) and fields.tool_choice != "none",
+            hints=hints_of(headers),
+            is_retry=says_retry(headers),
+        )
+
+    def answer(self, completion: Completion) -> bytes:
+        choice = {
+            "index": 0,
+            "message": completion.message.to_openai() | {"refusal": None},
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+        }
+        return msgspec.json.encode(
+            _envelope(completion, "chat.completion") | {"choices": [choice], "usage": _usage(completion)}
+        )
+
+    def events(self, request: CallRequest, completion: Completion) -> Iterator[bytes]:
+        envelope = _envelope(completion, "chat.completion.chunk")
+
+        def event(choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
+            return _event(envelope | {"choices": choices, "usage": usage})
+
+        def delta(fields: dict[str, Any], finish_reason: str | None = None) -> bytes:
+            return event([{"index": 0, "delta": fields, "finish_reason": finish_reason}])
+
+        yield delta({"role": "assistant", "content": ""})
+        text = completion.message.text
+        for start in range(0, len(text), _DELTA_CHARACTERS):
+            yield delta({"content": text[start : start + _DELTA_CHARACTERS]})
+        for index, call in enumerate(completion.message.to_openai().get("tool_calls", ())):
+            yield delta({"tool_calls": [{"index": index, **call}]})
+        yield delta({}, completion.finish_reason)
+        if request.include_usage:
+            yield event([], _usage(completion))
+        yield b"data: [DONE]\n\n"
+
+    def error(self, error: CallError) -> bytes:
+        return msgspec.json.encode(_error(error))
+
+    def error_event(self, error: CallError) -> bytes:
+        return _event(_error(error))
+
+
+def _message(place: int, message: _Message) -> Message:
+    return Message(
+        role=_ROLES[message.role],
+        content=_content(f"messages[{place}].content", message.content),
+        tool_calls=tuple(_tool_call(call) for call in message.tool_calls or ()),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+        reasoning=message.reasoning_content,
+    )
+
+
+def _content(place: str, content: str | list[_Part] | None) -> tuple[str, ...]:
+    if content is None or isinstance(content, str):
+        return (content,) if content else ()
+    blocks: list[str] = []
+    for index, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None:
+            raise bad_request(f"{place}[{index}].type = {part.type!r} is not supported; send text")
+        if text:
+            blocks.append(text)
+    return tuple(blocks)
+
+
+def _tool_call(call: _ToolCall) -> ToolCall:
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            arguments = call.function.arguments
+    return ToolCall(id=call.id or "", name=call.function.name, arguments=arguments or {})
+
+
+def _tools(tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Those that are functions: a policy cannot use a vendor's built-in ones."""
+    offered: list[dict[str, Any]] = []
+    for index, tool in enumerate(tools):
+        if tool.get("type", "function") != "function":
+            continue
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad_request(f"tools[{index}].function.name is missing")
+        offered.append({key: value for key, value in tool.items() if key != "cache_control"})
+    return tuple(offered)
+
+
+def _envelope(completion: Completion, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{completion.call}",
+        "object": kind,
+        "created": completion.created_s,
+        "model": completion.model,
+    }
+
+
+def _usage(completion: Completion) -> dict[str, Any]:
+    return {
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+        "total_tokens": completion.prompt_tokens + completion.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+    }
+
+
+def _event(fields: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(fields) + b"\n\n"
+
+
+def _error(error: CallError) -> dict[str, Any]:
+    kinds = {401: "authentication_error", 404: "not_found_error"}
+    kind = "server_error" if error.status >= 500 else kinds.get(error.status, "invalid_request_error")
+    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}

@@ -1,0 +1,283 @@
+"""The calls of open executions: from a request to its recorded answer, told from its repetitions."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Coroutine
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import structlog
+
+from gyre.actors import Ref
+from gyre.actors.errors import ActorError
+from gyre.cell.engine.base import GenerateRequest, SamplingParams
+from gyre.proxy.codec import Codec, DecodedAnswer
+from gyre.proxy.conversation import (
+    AnswerReason,
+    CallError,
+    CallRequest,
+    Completion,
+    Message,
+    bad_request,
+    execution_closed,
+    prompt_too_long,
+    unavailable,
+)
+from gyre.proxy.executions import Execution, Flight
+from gyre.proxy.matching import draw_seed
+from gyre.proxy.messages import ProxyTotals
+from gyre.proxy.routes import Routes, Sample
+from gyre.proxy.template import TemplateRefused
+from gyre.trajectory.records import CallRecord, CallRetried, RecordCall
+
+log = structlog.get_logger()
+
+# Encoding more than this is moved off the event loop, which all calls share.
+_ENCODE_INLINE_CHARACTERS = 32_768
+_CLOSED_KEYS = 65_536
+
+
+class RunTask(Protocol):
+    """`ActorContext.run`."""
+
+    def __call__(self, coroutine: Coroutine[Any, Any, None], /, *, name: str) -> asyncio.Task[None]: ...
+
+
+class _Prompt(NamedTuple):
+    parent: str | None
+    new_messages: tuple[Message, ...]
+    new_ids: list[int]
+    ids: tuple[int, ...]
+    seed: int
+
+
+class CallDesk:
+    """Executions by key; answers their calls. `sampling` is the job's: its seed is the job's seed, its
+    `max_new_tokens` bounds every answer."""
+
+    def __init__(
+        self,
+        *,
+        codec: Codec,
+        routes: Routes,
+        trajectory: Ref,
+        run: RunTask,
+        sampling: SamplingParams,
+        window_tokens: int,
+        model_name: str,
+    ) -> None:
+        self._codec = codec
+        self._routes = routes
+        self._trajectory = trajectory
+        self._run = run
+        self._sampling = msgspec.structs.replace(sampling, stop_token_ids=codec.stop_token_ids)
+        self._window_tokens = window_tokens
+        self._model_name = model_name
+        self._by_key: dict[str, Execution] = {}
+        self._by_name: dict[str, Execution] = {}
+        self._closed_keys: deque[str] = deque(maxlen=_CLOSED_KEYS)
+        self._sums: Counter[str] = Counter()
+
+    def open(self, name: str, attempt: int) -> str:
+        """Returns the execution's key."""
+        self.close(name)
+        execution = Execution(name, attempt, f"gyre-{secrets.token_urlsafe(24)}")
+        self._by_name[name] = self._by_key[execution.key] = execution
+        return execution.key
+
+    def close(self, name: str) -> None:
+        """The key dies; what is in flight is cancelled and not recorded."""
+        execution = self._by_name.pop(name, None)
+        if execution is None:
+            return
+        execution.closed = True
+        del self._by_key[execution.key]
+        self._closed_keys.append(execution.key)
+        self._routes.forget_session(name)
+        for flight in execution.flights:
+            flight.fail(execution_closed())
+            if flight.task is not None:
+                flight.task.cancel()
+
+    def identify(self, key: str | None) -> Execution:
+        """Whose key it is. Raises CallError."""
+        execution = self._by_key.get(key or "")
+        if execution is not None:
+            return execution
+        if key in self._closed_keys:
+            raise execution_closed()
+        raise CallError(401, "no open execution has this API key", code="invalid_api_key")
+
+    async def admit(self, execution: Execution, request: CallRequest) -> Flight:
+        """The call that answers this request: a new one, or the one that it repeats."""
+        try:
+            digests = execution.index.digests(request.conversation)
+        except RecursionError:
+            raise bad_request("the body is nested too deeply") from None
+        flight = await execution.find_repeated(request, digests)
+        if execution.closed:
+            raise execution_closed()
+        if flight is not None:
+            flight.repeated = True
+            return flight
+        flight = execution.begin(request, digests)
+        self._sums["in_flight"] += 1
+        flight.task = self._run(self._fly(execution, flight), name=f"call {flight.call}")
+        return flight
+
+    async def delivered(self, execution: Execution, flight: Flight) -> None:
+        """The answer reached a client."""
+        execution.forget(flight)
+        if flight.repeated and not execution.closed:
+            self._sums["retries"] += 1
+            log.info("call_retried", execution=execution.name, call=flight.call)
+            await self._trajectory.tell(CallRetried(execution=execution.name, call=flight.call))
+
+    def answered_with_error(self, error: CallError) -> None:
+        """An error left for a client."""
+        if error.status >= 500:
+            self._sums["failed_calls"] += 1
+
+    def totals(self) -> ProxyTotals:
+        names = ProxyTotals.__struct_fields__
+        return ProxyTotals(**{name: self._sums[name] for name in names})
+
+    async def _fly(self, execution: Execution, flight: Flight) -> None:
+        try:
+            completion = await self._complete(execution, flight)
+            if not flight.done.done():
+                flight.done.set_result(completion)
+        except asyncio.CancelledError:
+            flight.fail(execution_closed() if execution.closed else unavailable("the proxy is stopping"))
+            raise
+        except CallError as error:
+            log.warning(
+                "call_failed",
+                execution=execution.name,
+                call=flight.call,
+                status=error.status,
+                reason=error.message,
+            )
+            execution.forget(flight)
+            flight.fail(error)
+        except Exception as error:
+            # The call fails, the proxy goes on: others have calls in flight here.
+            log.exception("call_failed", execution=execution.name, call=flight.call, status=500)
+            execution.forget(flight)
+            flight.fail(CallError(500, f"{type(error).__name__}: {error}", code="internal"))
+        finally:
+            self._sums["in_flight"] -= 1
+
+    async def _complete(self, execution: Execution, flight: Flight) -> Completion:
+        started_s = time.time()
+        request = flight.request
+        prompt = await self._encode(execution, flight)
+        sample = await self._routes.sample(self._generate_request(execution, flight, prompt))
+        answer = self._codec.decode_answer(sample.token_ids, flight.call, parse_tools=request.parse_tools)
+        record = _record(execution.name, flight, prompt, sample, answer, started_s)
+        try:
+            await self._trajectory.ask(RecordCall(record=record))
+        except ActorError as error:
+            raise unavailable(f"the call could not be recorded: {error}") from error
+        execution.index.add(
+            flight.call,
+            parent=prompt.parent,
+            digest=flight.digests[-1],
+            answer=answer.message,
+            new_input_ids=prompt.new_ids,
+            output_ids=sample.token_ids,
+        )
+        self._count(flight, prompt, sample, answer)
+        return Completion(
+            call=flight.call,
+            model=request.model or self._model_name,
+            created_s=int(record.finished_s),
+            message=answer.message,
+            finish_reason=_finish_reason(sample, answer),
+            prompt_tokens=len(prompt.ids),
+            completion_tokens=len(sample.token_ids),
+            cached_tokens=sample.cached_tokens,
+        )
+
+    async def _encode(self, execution: Execution, flight: Flight) -> _Prompt:
+        """Only what is new is encoded; the rest is the path of the call that is continued."""
+        conversation, index = flight.request.conversation, execution.index
+        if conversation.tools and not self._codec.supports_tools:
+            raise bad_request('this job\'s policy has no tools: harness.proxy.tool_format is "plain"')
+        match = index.match(conversation, flight.digests)
+        path = index.path_ids(match.node)
+        new = conversation.messages[match.messages :]
+        inline = sum(len(block) for m in new for block in m.content) <= _ENCODE_INLINE_CHARACTERS
+
+        def encode() -> list[int]:
+            if match.node is None:
+                return self._codec.encode_root(new, conversation.tools)
+            return self._codec.encode_continuation(path, new, conversation.tools)
+
+        try:
+            new_ids = encode() if inline else await asyncio.to_thread(encode)
+        except TemplateRefused as error:
+            raise bad_request(str(error)) from error
+        ids = (*path, *new_ids)
+        if len(ids) >= self._window_tokens:
+            raise prompt_too_long(len(ids), self._window_tokens)
+        digest = index.prompt_digest(match.node, new_ids)
+        seed = draw_seed(self._sampling.seed, execution.name, digest, execution.prompts[digest])
+        execution.prompts[digest] += 1
+        return _Prompt(match.node, new, new_ids, ids, seed)
+
+    def _generate_request(self, execution: Execution, flight: Flight, prompt: _Prompt) -> GenerateRequest:
+        left = self._window_tokens - len(prompt.ids)
+        asked = flight.request.max_tokens or left
+        limit = min(asked, left, self._sampling.max_new_tokens)
+        return GenerateRequest(
+            call=flight.call,
+            session=execution.name,
+            prompt_ids=prompt.ids,
+            prompt_tokens=len(prompt.ids),
+            sampling=msgspec.structs.replace(self._sampling, seed=prompt.seed, max_new_tokens=limit),
+        )
+
+    def _count(self, flight: Flight, prompt: _Prompt, sample: Sample, answer: DecodedAnswer) -> None:
+        self._sums.update(
+            calls=1,
+            reroutes=sample.reroutes,
+            tool_calls=len(answer.raw_calls),
+            malformed_tool_calls=answer.malformed,
+            prompt_tokens=len(prompt.ids),
+            sampled_tokens=len(sample.token_ids),
+        )
+        if answer.malformed:
+            log.warning("malformed_tool_call", call=flight.call, text=answer.message.text[:200])
+
+
+def _finish_reason(sample: Sample, answer: DecodedAnswer) -> AnswerReason:
+    if sample.finish_reason == "length":
+        return "length"
+    return "tool_calls" if answer.message.tool_calls else "stop"
+
+
+def _record(
+    execution: str, flight: Flight, prompt: _Prompt, sample: Sample, answer: DecodedAnswer, started_s: float
+) -> CallRecord:
+    return CallRecord(
+        execution=execution,
+        call=flight.call,
+        parent=prompt.parent,
+        new_input_ids=tuple(prompt.new_ids),
+        output_ids=tuple(sample.token_ids),
+        logprobs=tuple(sample.logprobs),
+        versions=tuple(sample.versions),
+        finish_reason=sample.finish_reason,
+        messages=tuple(message.to_openai() for message in prompt.new_messages),
+        output_message=answer.message.to_openai(),
+        has_tools=bool(flight.request.conversation.tools),
+        tool_calls=answer.raw_calls,
+        started_s=started_s,
+        finished_s=time.time(),
+        reroutes=sample.reroutes,
+    )

@@ -1,0 +1,139 @@
+"""What a harness asks for and gets, whichever API it speaks: each API translates into these and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+MessageRole = Literal["system", "user", "assistant", "tool"]
+AnswerReason = Literal["stop", "length", "tool_calls"]
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """`arguments` is the parsed object, or the text as it came where that is none."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | str
+
+    @property
+    def arguments_json(self) -> str:
+        """As APIs carry them."""
+        if isinstance(self.arguments, str):
+            return self.arguments
+        return msgspec.json.encode(self.arguments).decode()
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """`content` is the message's text blocks, empty ones left out: null, "" and [] are the same."""
+
+    role: MessageRole
+    content: tuple[str, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.content)
+
+    def to_openai(self) -> dict[str, Any]:
+        """As OpenAI's chat API writes it, arguments as JSON text; so it stands in records too."""
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.tool_calls:
+            message["content"] = self.text or None
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments_json},
+                }
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            message["name"] = self.name
+        return message
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of a request, and the tools it offers as OpenAI's chat API writes them."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One model call. `max_tokens` is what the harness asks at most. `hints` are identifying headers of
+    the harness (its session, agent): a call with other hints is no repetition. `is_retry`: it says so."""
+
+    conversation: Conversation
+    model: str
+    max_tokens: int | None = None
+    stream: bool = False
+    include_usage: bool = False
+    parse_tools: bool = True
+    hints: tuple[str, ...] = ()
+    is_retry: bool = False
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded answer. Token counts are true ones."""
+
+    call: str
+    model: str
+    created_s: int
+    message: Message
+    finish_reason: AnswerReason
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class CallError(Exception):
+    """A call that ends without an answer: `status` and `code` as HTTP and OpenAI name it."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+def bad_request(message: str) -> CallError:
+    """The request cannot be served as it is."""
+    return CallError(400, message, code="invalid_request")
+
+
+def prompt_too_long(prompt_tokens: int, window_tokens: int) -> CallError:
+    """Harnesses compact their context when they read these words."""
+    message = f"prompt is too long: {prompt_tokens} tokens > {window_tokens} maximum"
+    return CallError(400, message, code="context_length_exceeded")
+
+
+def execution_closed() -> CallError:
+    """400 and not 410 or 429: it is the status on which harnesses end instead of trying again."""
+    return CallError(400, "this execution has ended; its key admits no more calls", code="execution_closed")
+
+
+def unavailable(message: str) -> CallError:
+    """Nothing was sampled; harnesses try again."""
+    return CallError(503, message, code="unavailable", retry_after_s=1)
+
+
+def plain_numbers(value: Any) -> Any:
+    """The same JSON value with whole floats as integers: JavaScript writes 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: plain_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain_numbers(item) for item in value]
+    return value

@@ -1,0 +1,90 @@
+"""An open execution: its recorded calls, and those whose answer has not reached its harness yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+
+from gyre.proxy.conversation import CallError, CallRequest, Completion
+from gyre.proxy.matching import ConversationIndex, repetition_key
+
+# A harness that hangs up and asks again can be heard in the wrong order: its new connection first.
+_HANG_UP_GRACE_S = 0.05
+
+
+class Flight:
+    """A call from its arrival until its answer is delivered; `clients` wait for it now, none when all have
+    hung up. `done` has the answer once it is recorded, or a CallError."""
+
+    def __init__(self, call: str, request: CallRequest, digests: list[bytes]) -> None:
+        self.call = call
+        self.request = request
+        self.digests = digests
+        self.done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.clients = 1
+        self.repeated = False
+        self.task: asyncio.Task[None] | None = None
+
+    def fail(self, error: CallError) -> None:
+        """Its clients get this error."""
+        if not self.done.done():
+            self.done.set_exception(error)
+            # All clients may have hung up; then nobody else retrieves it.
+            self.done.exception()
+
+
+class Execution:
+    """An open execution: its recorded calls, and its flights by what they ask."""
+
+    def __init__(self, name: str, attempt: int, key: str) -> None:
+        self.name = name
+        self.attempt = attempt
+        self.key = key
+        self.closed = False
+        self.index = ConversationIndex()
+        self.prompts: Counter[bytes] = Counter()
+        self._flights: dict[bytes, list[Flight]] = {}
+        self._calls = 0
+        self._hung_up = asyncio.Event()
+
+    @property
+    def flights(self) -> list[Flight]:
+        return [flight for flights in self._flights.values() for flight in flights]
+
+    def begin(self, request: CallRequest, digests: list[bytes]) -> Flight:
+        """A new call."""
+        call = f"{self.name}-{self.attempt}-{self._calls:04d}"
+        self._calls += 1
+        flight = Flight(call, request, digests)
+        self._flights.setdefault(repetition_key(request, digests[-1]), []).append(flight)
+        return flight
+
+    async def find_repeated(self, request: CallRequest, digests: list[bytes]) -> Flight | None:
+        """The call whose answer reached nobody and which this request asks for again. Where the same is
+        asked by a client that still waits, it is another call: two sub-agents may begin alike."""
+        key = repetition_key(request, digests[-1])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_HANG_UP_GRACE_S):
+                while flights := self._flights.get(key):
+                    for flight in flights:
+                        if flight.clients == 0 or request.is_retry:
+                            flight.clients += 1
+                            return flight
+                    await self._hung_up.wait()
+        return None
+
+    def hung_up(self, flight: Flight) -> None:
+        """A client of it is gone before it had the answer."""
+        flight.clients -= 1
+        self._hung_up.set()
+        self._hung_up = asyncio.Event()
+
+    def forget(self, flight: Flight) -> None:
+        """It was delivered or failed: whoever asks the same again asks for a new sample."""
+        key = repetition_key(flight.request, flight.digests[-1])
+        flights = self._flights.get(key, [])
+        if flight in flights:
+            flights.remove(flight)
+        if not flights:
+            self._flights.pop(key, None)

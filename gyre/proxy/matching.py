@@ -1,0 +1,153 @@
+"""Where a request belongs in its execution's tree of calls.
+
+Harnesses reformat what they send back (whitespace in arguments, text as lists, new ids), so messages are
+compared in a canonical form, and prefixes by the chained digest of it."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gyre.proxy.conversation import CallRequest, Conversation, Message, ToolCall, plain_numbers
+
+_BILLING = "x-anthropic-billing-header:"
+_DIGEST_BYTES = 16
+
+
+class Match(NamedTuple):
+    """`node` is the call whose prompt and answer are the request's first `messages` ones; None: a root."""
+
+    node: str | None
+    messages: int
+
+
+class Node(NamedTuple):
+    """A recorded call: what it added to its parent's path, and the digest of its path's tokens."""
+
+    parent: str | None
+    new_input_ids: array[int]
+    output_ids: array[int]
+    path_digest: bytes
+
+
+class ConversationIndex:
+    """The recorded calls of one execution."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._by_digest: dict[bytes, list[str]] = {}
+        self._sampled_calls: dict[str, ToolCall] = {}
+        self._call_of: dict[str, str] = {}
+
+    def digests(self, conversation: Conversation) -> list[bytes]:
+        """One per prefix: of the tools alone, then after each message."""
+        chain = [_digest(b"tools", sorted(_encode(_bare(tool)) for tool in conversation.tools))]
+        for message in conversation.messages:
+            chain.append(self._extend(chain[-1], message))
+        return chain
+
+    def match(self, conversation: Conversation, digests: Sequence[bytes]) -> Match:
+        """The deepest recorded call that the conversation continues."""
+        for length in range(len(conversation.messages), 0, -1):
+            if calls := self._by_digest.get(digests[length]):
+                return Match(self._choose(calls, conversation.messages[length - 1]), length)
+        return Match(None, 0)
+
+    def add(
+        self,
+        call: str,
+        *,
+        parent: str | None,
+        digest: bytes,
+        answer: Message,
+        new_input_ids: Sequence[int],
+        output_ids: Sequence[int],
+    ) -> None:
+        """A call was recorded; `digest` is its request's last one."""
+        for tool_call in answer.tool_calls:
+            self._sampled_calls[tool_call.id] = tool_call
+            self._call_of[tool_call.id] = call
+        self._by_digest.setdefault(self._extend(digest, answer), []).append(call)
+        new, output = array("I", new_input_ids), array("I", output_ids)
+        path_digest = _digest(self.prompt_digest(parent, new_input_ids), [output.tobytes()])
+        self._nodes[call] = Node(parent, new, output, path_digest)
+
+    def path_ids(self, call: str | None) -> list[int]:
+        """Prompt and output of a call, as they were sent and sampled."""
+        pieces: list[array[int]] = []
+        while call is not None:
+            node = self._nodes[call]
+            pieces += (node.output_ids, node.new_input_ids)
+            call = node.parent
+        path: list[int] = []
+        for piece in reversed(pieces):
+            path.extend(piece)
+        return path
+
+    def prompt_digest(self, parent: str | None, new_input_ids: Sequence[int]) -> bytes:
+        """Of a prompt's tokens, in time proportional to the new ones."""
+        before = self._nodes[parent].path_digest if parent is not None else b"root"
+        return _digest(before, [array("I", new_input_ids).tobytes()])
+
+    def _choose(self, calls: Sequence[str], answer: Message) -> str:
+        """Several calls were answered alike: minted ids tell which is meant, else it is the last."""
+        for tool_call in answer.tool_calls:
+            if (call := self._call_of.get(tool_call.id)) in calls:
+                return call
+        return calls[-1]
+
+    def _extend(self, previous: bytes, message: Message) -> bytes:
+        return _digest(previous, [_encode(self._canonical(message))])
+
+    def _canonical(self, message: Message) -> list[Any]:
+        content = message.content
+        if message.role == "assistant":
+            # Harnesses trim answers.
+            content = tuple(text for block in content if (text := block.strip()))
+        elif message.role == "system":
+            content = tuple(block for block in content if not block.startswith(_BILLING))
+        calls = [self._sampled_calls.get(call.id, call) for call in message.tool_calls]
+        return [
+            message.role,
+            content,
+            [[call.name, plain_numbers(call.arguments)] for call in calls],
+            message.name if message.role in ("system", "user") else None,
+        ]
+
+
+def repetition_key(request: CallRequest, digest: bytes) -> bytes:
+    """Equal for two requests that ask the same; `digest` is the conversation's last. How the answer is
+    carried (`stream`) does not matter."""
+    return _digest(digest, [_encode([request.max_tokens, request.parse_tools, request.hints])])
+
+
+def draw_seed(job_seed: int, execution: str, prompt_digest: bytes, occurrence: int) -> int:
+    """The seed of a call's random draws: the same in each attempt of an execution whatever the order of its
+    concurrent calls, another for each execution and each time a prompt occurs again."""
+    digest = _digest(prompt_digest, [_encode([job_seed, execution, occurrence])])
+    return int.from_bytes(digest[:8]) >> 1
+
+
+def _bare(value: Any) -> Any:
+    """A tool without the marks that harnesses move from call to call."""
+    if isinstance(value, dict):
+        return {key: _bare(item) for key, item in value.items() if key != "cache_control"}
+    if isinstance(value, list):
+        return [_bare(item) for item in value]
+    return value
+
+
+def _encode(value: Any) -> bytes:
+    return msgspec.json.encode(value, order="sorted")
+
+
+def _digest(previous: bytes, parts: Sequence[bytes]) -> bytes:
+    digest = hashlib.blake2b(previous, digest_size=_DIGEST_BYTES)
+    for part in parts:
+        digest.update(len(part).to_bytes(8))
+        digest.update(part)
+    return digest.digest()

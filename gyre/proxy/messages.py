@@ -1,0 +1,50 @@
+"""The messages to the ProxyActor from the rooms above it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from gyre.actors import Ask
+
+
+class ExecutionAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """What a harness gets: `base_url` ends in `/v1`, `key` is its API key. `unix_socket` serves the same
+    where a sandbox has no network, None where the proxy listens on TCP only."""
+
+    base_url: str
+    key: str
+    unix_socket: Path | None
+
+
+class OpenExecution(Ask[ExecutionAccess], frozen=True, kw_only=True):
+    """An attempt at an execution begins. An earlier attempt that is still open ends: its key dies."""
+
+    execution: str
+    attempt: int
+
+
+class CloseExecution(Ask[None], frozen=True, kw_only=True):
+    """The execution's key dies; calls in flight are cancelled and not recorded."""
+
+    execution: str
+
+
+class ProxyTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums since the start. `calls` were answered, `failed_calls` are answers with a 5xx status, `reroutes`
+    went on at another engine, `retries` were answered with a sample that existed or was in flight."""
+
+    calls: int
+    failed_calls: int
+    reroutes: int
+    retries: int
+    tool_calls: int
+    malformed_tool_calls: int
+    in_flight: int
+    prompt_tokens: int
+    sampled_tokens: int
+
+
+class GetProxyTotals(Ask[ProxyTotals], frozen=True, kw_only=True):
+    """Totals now."""

@@ -1,0 +1,204 @@
+"""Calls at engines: waits for an open one, follows a call from engine to engine until it is complete."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from gyre.actors import Ref
+from gyre.actors.errors import ActorDied, ActorError, RemoteError, error_name
+from gyre.cell.engine.base import Chunk, ContextOverflow, GenerateRequest
+from gyre.cell.messages import Abort, Generate
+from gyre.proxy.conversation import CallError, unavailable
+from gyre.proxy.router import EngineKey, Router, Seat
+from gyre.schedule.messages import OpenRoute
+
+log = structlog.get_logger()
+
+# How long an engine may take to hear that a call is aborted, and then to end it.
+_ABORT_TIMEOUT_S = 5.0
+_ABORT_GRACE_S = 1.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 5.0
+
+
+@dataclass
+class Sample:
+    """What was sampled for one call so far, at whatever engines."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    cached_tokens: int = 0
+    reroutes: int = 0
+
+    def add(self, chunk: Chunk) -> None:
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+        self.versions += chunk.versions
+        if self.reroutes == 0:
+            self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
+
+
+@dataclass
+class _Leg:
+    """A call's stay at one engine. `leash` ends it from outside; `leaving`: its cell leaves rollout."""
+
+    seat: Seat[Ref]
+    leash: asyncio.Timeout
+    leaving: bool = False
+
+
+class Routes:
+    """The open engines, and the calls in flight there. A call waits up to `wait_s` for progress."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._router: Router[Ref] = Router()
+        self._legs: dict[str, _Leg] = {}
+        self._opened = asyncio.Event()
+        self._left = asyncio.Event()
+
+    def open(self, route: OpenRoute) -> None:
+        """This cell admits calls."""
+        self._router.open(route.cell, route.incarnation, route.engines, route.capacity_calls)
+        self._opened.set()
+        self._opened = asyncio.Event()
+
+    async def close(self, cell: int, *, lost: bool) -> int:
+        """Admits no more calls to the cell and ends those in flight there, so that they go on elsewhere.
+        Returns, when none is left at the cell, how many they were."""
+        calls = self._router.close(cell)
+        legs = {call: self._legs[call] for call in calls if call in self._legs}
+        for leg in legs.values():
+            leg.leaving = True
+        if lost:
+            for leg in legs.values():
+                _cut(leg)
+        else:
+            await asyncio.gather(*(self._abort(call, leg) for call, leg in legs.items()))
+        while self._router.calls_at(cell):
+            await self._left.wait()
+        return len(legs)
+
+    def forget_session(self, session: str) -> None:
+        """No more calls of it will come."""
+        self._router.forget_session(session)
+
+    async def sample(self, request: GenerateRequest) -> Sample:
+        """The whole answer to a call, from as many engines as it takes: a call that is ended at one goes on
+        at another from its tokens so far. Raises CallError."""
+        sample = Sample()
+        excluded: set[EngineKey] = set()
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._wait_s
+        pause_s = _FIRST_PAUSE_S
+        moved = False
+        while not sample.finish_reason:
+            seat = await self._acquire(request.session, excluded, moved, pause_s, deadline)
+            before = len(sample.token_ids)
+            moved = await self._stay(seat, request, sample)
+            if not sample.finish_reason:
+                excluded.add(seat.key)
+                sample.reroutes += 1
+            if moved or len(sample.token_ids) > before:
+                deadline, pause_s = clock() + self._wait_s, _FIRST_PAUSE_S
+            else:
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return sample
+
+    async def _acquire(
+        self, session: str, excluded: set[EngineKey], moved: bool, pause_s: float, deadline: float
+    ) -> Seat[Ref]:
+        try:
+            async with asyncio.timeout_at(deadline):
+                while (seat := self._router.pick(session, exclude=excluded, moved=moved)) is None:
+                    opened = self._opened.wait()
+                    if self._router.any_open:
+                        # Only engines that failed this call are open: let them breathe, then try again.
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(pause_s):
+                                await opened
+                    else:
+                        await opened
+                    excluded.clear()
+        except TimeoutError:
+            raise unavailable(f"no cell took the call within {self._wait_s:g} s") from None
+        return seat
+
+    async def _stay(self, seat: Seat[Ref], request: GenerateRequest, sample: Sample) -> bool:
+        """Adds to the sample until it is complete or the call has to leave. Answers whether it leaves
+        because its cell does, and not for a failure."""
+        call = request.call
+        self._router.begin(call, seat.key)
+        async with AsyncExitStack() as stack:
+            stack.callback(self._leave, call)
+            leg = self._legs[call] = _Leg(seat, asyncio.timeout(None))
+            try:
+                async with leg.leash:
+                    await _collect(seat, _rest(request, sample), sample)
+                reason = "it ended the call unasked"
+            except ActorDied as error:
+                self._router.fail(seat.key)
+                reason = str(error)
+            except RemoteError as error:
+                if error.type_name == error_name(ContextOverflow):
+                    raise CallError(400, error.message, code="context_length_exceeded") from error
+                reason = str(error)
+            except (ActorError, TimeoutError) as error:
+                reason = str(error)
+        if not sample.finish_reason and not leg.leaving:
+            log.warning("engine_failed", cell=seat.key.cell, call=call, reason=reason)
+        return leg.leaving
+
+    def _leave(self, call: str) -> None:
+        del self._legs[call]
+        self._router.end(call)
+        self._left.set()
+        self._left = asyncio.Event()
+
+    async def _abort(self, call: str, leg: _Leg) -> None:
+        """Ends a call at its engine, kindly if that answers in time: so its last tokens are kept."""
+        try:
+            await leg.seat.ref.ask(Abort(call=call), timeout_s=_ABORT_TIMEOUT_S)
+            async with asyncio.timeout(_ABORT_GRACE_S):
+                while self._legs.get(call) is leg:
+                    await self._left.wait()
+        except (TimeoutError, ActorError) as error:
+            log.warning("abort_failed", cell=leg.seat.key.cell, call=call, reason=str(error))
+            if self._legs.get(call) is leg:
+                _cut(leg)
+
+
+async def _collect(seat: Seat[Ref], request: GenerateRequest, sample: Sample) -> None:
+    limit = len(sample.token_ids) + request.sampling.max_new_tokens
+    async with aclosing(seat.ref.stream(Generate(request=request))) as chunks:
+        async for chunk in chunks:
+            sample.add(chunk)
+            if chunk.finish_reason in ("stop", "length"):
+                sample.finish_reason = chunk.finish_reason
+            elif len(sample.token_ids) >= limit:
+                sample.finish_reason = "length"
+            if sample.finish_reason or chunk.finish_reason == "abort":
+                return
+
+
+def _cut(leg: _Leg) -> None:
+    leg.leash.reschedule(asyncio.get_running_loop().time())
+
+
+def _rest(request: GenerateRequest, sample: Sample) -> GenerateRequest:
+    """What is left of a call: the tokens so far become prompt, the positions of its draws go on."""
+    if not sample.token_ids:
+        return request
+    left = request.sampling.max_new_tokens - len(sample.token_ids)
+    return msgspec.structs.replace(
+        request,
+        prompt_ids=(*request.prompt_ids, *sample.token_ids),
+        sampling=msgspec.structs.replace(request.sampling, max_new_tokens=left),
+    )
