@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,8 @@ class Tokens(NamedTuple):
     versions: Int32s
 
 
-class Node(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
     """One call. `tokens` are its own (new prompt content, then what was sampled); its path is its parent's
     path and these. `index` counts calls in the order they were recorded."""
 
