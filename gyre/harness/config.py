@@ -11,10 +11,13 @@ from gyre.proxy.config import ProxyConfig
 
 
 class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Any command. `{python}`, `{workspace}`, `{prompt_file}`, `{base_url}`, `{key}` and `{task}` in it
-    are replaced; its environment carries OPENAI_BASE_URL, OPENAI_API_KEY, GYRE_PROMPT_FILE and
-    GYRE_MODEL. `timeout_s` is the harness's own (what it left is still scored), `overall_timeout_s`
-    drops the execution. `proxy` is what it talks to."""
+    """Any command. `{python}`, `{workspace}`, `{prompt_file}`, `{prompt}` (its text), `{base_url}`, `{key}`
+    and `{task}` (its name) in it and in `environment` are replaced; its environment carries
+    OPENAI_BASE_URL, OPENAI_API_KEY, GYRE_PROMPT_FILE, GYRE_MODEL, GYRE_TASK and GYRE_EXECUTION. Files that
+    the command names by an absolute path, and `read_only` paths, are visible in a bubblewrap sandbox.
+    `timeout_s` is the harness's own (what it left is still scored), `overall_timeout_s` drops the
+    execution. A workspace larger than `max_workspace_bytes` is not scored. `keep` leaves workspaces in the
+    run folder. `proxy` is what the harness talks to."""
 
     command: tuple[str, ...]
     environment: dict[str, str] = {}
@@ -24,12 +27,15 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     overall_timeout_s: float = 3600.0
     attempts: int = 3
     concurrent: int = 64
+    max_workspace_bytes: int = 1 << 30
+    keep: bool = False
     proxy: ProxyConfig = ProxyConfig()
 
 
 class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Training tasks: a folder of task folders (`prompt.md`, `workspace/`, optional `task.toml`), or a
-    function that writes them into the run folder. Drawn in seeded order, again when exhausted."""
+    """Training tasks: a folder of task folders (`prompt.md`, and `workspace/` where work begins with
+    files), or a function `(folder, count, seed)` that writes them into the run folder. Drawn in seeded
+    order, again when exhausted."""
 
     path: Path | None = None
     recipe: str | None = None
@@ -40,8 +46,8 @@ class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A command, run on a copy of the workspace that is left. It prints a score in [0, 1] as its last
     line, or (`junit`) writes JUnit XML to `{report}`, scored passed / total. `{workspace}`, `{task}`
-    (the task's folder), `{report}` and `{python}` are replaced. A failed evaluation is not a zero: it is
-    tried again, then the execution is dropped."""
+    (the task's folder), `{report}` and `{python}` are replaced; in a bubblewrap sandbox it has no network. A
+    failed evaluation is not a zero: it is tried again, then the execution is dropped."""
 
     command: tuple[str, ...]
     junit: bool = False

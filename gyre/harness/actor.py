@@ -1,0 +1,179 @@
+"""The HarnessActor: turns dispatches into executions, and keeps so many of them running."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from gyre.actors import Actor, ChildSpec, Down, Ref, handles
+from gyre.harness import guardian
+from gyre.harness.bubblewrap import Bubblewrap
+from gyre.harness.commands import check_program
+from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, TasksConfig
+from gyre.harness.evaluator import Evaluator
+from gyre.harness.execution import JOURNAL_S, Begin, ExecutionActor, Surroundings
+from gyre.harness.numbering import Numbering, Planned
+from gyre.harness.sandbox import ProcessSandbox, Sandbox
+from gyre.harness.tasks import Task, load_tasks, write_recipe
+from gyre.schedule.messages import Dispatch, ExecutionFinished, ExecutionsDispatched
+from gyre.trajectory.messages import GetResume
+from gyre.trajectory.records import ExecutionEnded, ExecutionResult
+
+log = structlog.get_logger()
+
+EXECUTION_SHUTDOWN_S = 20.0
+
+
+class HarnessActorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`first_group` is the number of the first group that is not trained yet, `model` the name by which
+    harnesses ask for the policy. Paths in the tables are absolute."""
+
+    harness: HarnessConfig
+    tasks: TasksConfig
+    evaluator: EvaluatorConfig
+    eval: EvalConfig
+    group_size: int
+    run_dir: Path
+    model: str = "policy"
+    first_group: int = 0
+
+
+class HarnessActor(Actor):
+    """State: which numbers are used, which executions wait for a place, which run."""
+
+    def __init__(self, config: HarnessActorConfig, proxy: Ref, trajectory: Ref, waterlevel: Ref) -> None:
+        self._config = config
+        self._proxy = proxy
+        self._trajectory = trajectory
+        self._waterlevel = waterlevel
+        self._waiting: deque[Planned] = deque()
+        self._running: dict[Ref, Planned] = {}
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    async def started(self) -> None:
+        """Raises TasksError, ProgramMissing, SandboxMissing: faults of the job file or the machine."""
+        tasks, held_out = await asyncio.to_thread(self._load)
+        guard = f"{secrets.token_hex(8)}/"
+        self._around = await asyncio.to_thread(self._surroundings, guard)
+        self._guardian = start_guardian(guard)
+        resume = await self._trajectory.ask(GetResume(), timeout_s=JOURNAL_S)
+        self._numbering = Numbering(
+            tasks,
+            held_out,
+            seed=self._config.tasks.seed,
+            group_size=self._config.group_size,
+            runs=self._config.eval.runs,
+            first_group=self._config.first_group,
+            resume=resume,
+        )
+
+    async def stopping(self) -> None:
+        await asyncio.gather(*(self.context.stop_child(ref) for ref in self._running))
+        if self._guardian is not None:
+            await asyncio.to_thread(self._guardian.communicate)
+
+    @handles(Dispatch)
+    async def dispatch(self, message: Dispatch) -> None:
+        if message.split == "eval":
+            planned, groups = self._numbering.evaluation(message.version, message.step), 1
+        else:
+            planned = self._numbering.groups(message.groups, message.version, message.step)
+            groups = message.groups
+        await self._waterlevel.tell(
+            ExecutionsDispatched(split=message.split, executions=len(planned), groups=groups)
+        )
+        self._waiting.extend(planned)
+        await self._start_waiting()
+
+    @handles(Down)
+    async def down(self, message: Down) -> None:
+        planned = self._running.pop(message.ref)
+        if message.reason.abnormal:
+            await self._drop(planned, str(message.reason))
+        await self._start_waiting()
+
+    async def _start_waiting(self) -> None:
+        while self._waiting and len(self._running) < self._config.harness.concurrent:
+            planned = self._waiting.popleft()
+            ref = await self.context.spawn(
+                ChildSpec(
+                    name=planned.spec.execution,
+                    start=lambda planned=planned: ExecutionActor(planned.spec, planned.task, self._around),
+                    restart="temporary",
+                    shutdown_s=EXECUTION_SHUTDOWN_S,
+                )
+            )
+            self.context.monitor(ref)
+            self._running[ref] = planned
+            await ref.tell(Begin())
+
+    async def _drop(self, planned: Planned, why: str) -> None:
+        """An execution crashed for a fault of ours: the others go on."""
+        spec = planned.spec
+        log.error("execution_crashed", execution=spec.execution, reason=why)
+        result = ExecutionResult(
+            execution=spec.execution, reason="harness_error", score=None, seconds=0.0, detail=why
+        )
+        await self._trajectory.ask(ExecutionEnded(spec=spec, result=result), timeout_s=JOURNAL_S)
+        await self._waterlevel.tell(ExecutionFinished(execution=spec.execution, split=spec.split))
+
+    def _load(self) -> tuple[Sequence[Task], Sequence[Task]]:
+        folder = self._config.run_dir / "tasks"
+        tasks = source_tasks(self._config.tasks, folder / "train")
+        evaluation = self._config.eval
+        has_source = evaluation.path is not None or evaluation.recipe is not None
+        return tasks, source_tasks(evaluation, folder / "eval") if has_source else ()
+
+    def _surroundings(self, guard: str) -> Surroundings:
+        config = self._config
+        check_program("harness.command", config.harness.command)
+        check_program("evaluator.command", config.evaluator.command)
+        sandboxes: dict[str, Sandbox] = {
+            "process": ProcessSandbox(),
+            "bubblewrap": Bubblewrap(config.run_dir / "sandbox"),
+        }
+        for name in {config.harness.sandbox, config.evaluator.sandbox}:
+            sandboxes[name].check()
+        folder = config.run_dir / "executions"
+        folder.mkdir(parents=True, exist_ok=True)
+        return Surroundings(
+            config=config.harness,
+            model=config.model,
+            sandbox=sandboxes[config.harness.sandbox],
+            evaluator=Evaluator(
+                config.evaluator, sandboxes[config.evaluator.sandbox], config.harness.max_workspace_bytes
+            ),
+            folder=folder,
+            guard=guard,
+            proxy=self._proxy,
+            trajectory=self._trajectory,
+            waterlevel=self._waterlevel,
+        )
+
+
+def source_tasks(config: TasksConfig | EvalConfig, written: Path) -> Sequence[Task]:
+    """The tasks of a table; a recipe's are written into `written`, once. Blocking. Raises TasksError."""
+    if config.recipe is not None:
+        write_recipe(config.recipe, written, config.count, config.seed)
+        return load_tasks(written)
+    assert config.path is not None, "the job file's rules want one of the two"
+    return load_tasks(config.path)
+
+
+def start_guardian(guard: str) -> subprocess.Popen[bytes]:
+    """A small process that kills what carries the mark when this one is gone, however it went."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", guardian.__file__, guard],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )

@@ -1,0 +1,207 @@
+"""The sandbox of bubblewrap: own file system, processes and network; the proxy's socket is the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gyre.harness import bridge
+from gyre.harness.guardian import MARK
+from gyre.harness.output import Output
+from gyre.harness.process import GONE_TIMEOUT_S, Child, Exit, NeverStarted, ProcessWatch
+from gyre.harness.sandbox import Confined, Mount, SandboxMissing
+
+PORT = 4181
+USER = 1000
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+ETC = (
+    "alternatives",
+    "ca-certificates",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "nsswitch.conf",
+    "protocols",
+    "services",
+    "ssl",
+    "timezone",
+)
+OWN_ETC = {
+    "passwd": f"agent:x:{USER}:{USER}::/home/agent:/bin/sh\n",
+    "group": f"agent:x:{USER}:\n",
+    "hosts": "127.0.0.1 localhost workspace\n",
+}
+BRIDGE = "/gyre/bridge.py"
+SOCKET_FOLDER = "/gyre/proxy"
+
+
+class Bubblewrap:
+    """`folder` receives the few files that a sandbox's /etc needs. All sandboxes look alike from inside
+    (paths, user, host name, port): what an agent writes of them into its prompts is the same in all
+    executions of a group, whose prompts then share more."""
+
+    def __init__(self, folder: Path) -> None:
+        self._etc = folder / "etc"
+        self._bwrap = shutil.which("bwrap") or "bwrap"
+
+    def check(self) -> None:
+        fix = "install the Debian package bubblewrap, or set it to 'process' where harnesses may be trusted"
+        if shutil.which("bwrap") is None:
+            raise SandboxMissing("bubblewrap", "there is no program bwrap", fix)
+        self._etc.mkdir(parents=True, exist_ok=True)
+        for name, text in OWN_ETC.items():
+            (self._etc / name).write_text(text)
+        probe = [*self._root(), "--", sys.executable, "-I", "-S", "-c", "import socket"]
+        result = subprocess.run(probe, capture_output=True, text=True, timeout=30)
+        if result.returncode:
+            raise SandboxMissing("bubblewrap", result.stderr.strip() or f"exit {result.returncode}", fix)
+
+    def path(self, mount: Mount) -> str:
+        return mount.inside
+
+    def base_url(self, base_url: str) -> str:
+        return f"http://127.0.0.1:{PORT}{urlsplit(base_url).path}"
+
+    def start(self, confined: Confined, output: Output, errors: Output | None = None) -> BubblewrapRun:
+        info, status = _pipe(confined.command[0]), _pipe(confined.command[0])
+        try:
+            child = Child(
+                self._argv(confined, info[1], status[1]),
+                cwd=confined.workspace.host,
+                environment=confined.environment,
+                mark=confined.mark,
+                output=output,
+                errors=errors,
+                pass_fds=(info[1], status[1]),
+            )
+        except NeverStarted:
+            os.close(info[0])
+            os.close(status[0])
+            raise
+        finally:
+            os.close(info[1])
+            os.close(status[1])
+        return BubblewrapRun(child, confined.mark, info[0], status[0], errors or output)
+
+    def _argv(self, confined: Confined, info_fd: int, status_fd: int) -> list[str]:
+        argv = [*self._root(), "--info-fd", str(info_fd)]
+        for mount in (confined.workspace, *confined.mounts):
+            argv += ["--bind" if mount.writable else "--ro-bind", str(mount.host), mount.inside]
+        port, socket = 0, "-"
+        if confined.socket is not None:
+            # Its folder and not the socket itself, which is another file after a restart of the proxy.
+            argv += ["--ro-bind", str(confined.socket.parent), SOCKET_FOLDER]
+            port, socket = PORT, f"{SOCKET_FOLDER}/{confined.socket.name}"
+        argv += ["--remount-ro", "/", "--chdir", confined.workspace.inside, "--"]
+        argv += [sys.executable, "-I", "-S", BRIDGE, str(status_fd), str(confined.file_bytes)]
+        return [*argv, str(port), socket, *confined.command]
+
+    def _root(self) -> list[str]:
+        argv = [self._bwrap, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session"]
+        argv += ["--cap-drop", "ALL", "--uid", str(USER), "--gid", str(USER), "--hostname", "workspace"]
+        for folder in SYSTEM:
+            if os.path.islink(folder):
+                argv += ["--symlink", os.readlink(folder), folder]
+            elif os.path.isdir(folder):
+                argv += ["--ro-bind", folder, folder]
+        for name in ETC:
+            argv += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        for name in OWN_ETC:
+            argv += ["--ro-bind", str(self._etc / name), f"/etc/{name}"]
+        argv += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/var/tmp"]
+        for prefix in python_folders():
+            argv += ["--ro-bind", prefix, prefix]
+        return [*argv, "--ro-bind", bridge.__file__, BRIDGE]
+
+
+class BubblewrapRun:
+    """`info_fd` tells the number of the sandbox's first process, `status_fd` the command's fate."""
+
+    def __init__(self, child: Child, mark: str, info_fd: int, status_fd: int, errors: Output) -> None:
+        self._child = child
+        self._mark = mark
+        self._info_fd = info_fd
+        self._status_fd = status_fd
+        self._errors = errors
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    async def exit(self) -> Exit:
+        code = await self._child.returncode()
+        status = dict(line.partition(" ")[::2] for line in _read(self._status_fd).splitlines())
+        if "exit" in status:
+            return Exit(kind="exited", code=int(status["exit"]))
+        if "signal" in status:
+            return Exit(kind="killed", signal=int(status["signal"]))
+        if code < 0 or "started" in status:
+            return Exit(kind="killed", signal=-code if code < 0 else code - 128 if code > 128 else None)
+        detail = status.get("failed") or self._errors.tail().strip()[-500:] or f"bwrap: exit {code}"
+        return Exit(kind="never_started", detail=detail)
+
+    async def end(self) -> None:
+        """The sandbox's first process is gone only when all others in it are."""
+        watch = self._first_process()
+        try:
+            if watch is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GONE_TIMEOUT_S):
+                        await watch.ended()
+            await self._child.end()
+        finally:
+            if watch is not None:
+                watch.close()
+            os.close(self._info_fd)
+            os.close(self._status_fd)
+
+    def _first_process(self) -> ProcessWatch | None:
+        """Killed, or about to be gone; None where there is none (any more)."""
+        try:
+            pid = json.loads(_read(self._info_fd))["child-pid"]
+            watch = ProcessWatch(pid)
+        except (ValueError, KeyError, OSError):
+            return None
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            environment = b""
+        if environment and f"{MARK}={self._mark}\0".encode() not in environment:
+            watch.close()
+            return None
+        watch.kill()
+        return watch
+
+
+def python_folders() -> Iterator[str]:
+    """Where this Python and its packages lie, outside of the system's folders."""
+    executable = Path(sys.executable).resolve().parent.parent
+    for prefix in dict.fromkeys((sys.base_prefix, sys.prefix, sys.base_exec_prefix, str(executable))):
+        if not prefix.startswith("/usr") and prefix != "/":
+            yield prefix
+
+
+def _pipe(program: str) -> tuple[int, int]:
+    try:
+        return os.pipe()
+    except OSError as error:
+        raise NeverStarted(program, str(error)) from error
+
+
+def _read(fd: int) -> str:
+    """What is in a pipe now."""
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 65536).decode(errors="replace")
+    except BlockingIOError:
+        return ""

@@ -1,0 +1,246 @@
+"""One execution: attempts at running the harness on a task, then the score of what it left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from gyre.actors import Actor, ActorError, Ref, Tell, handles
+from gyre.harness.commands import base_environment, fill, named_files
+from gyre.harness.config import HarnessConfig
+from gyre.harness.evaluator import EvaluationFailed, Evaluator, Left
+from gyre.harness.output import Output
+from gyre.harness.process import Exit
+from gyre.harness.sandbox import Confined, Mount, Sandbox, run
+from gyre.harness.tasks import Task
+from gyre.harness.workspace import WorkspaceTooLarge, copy_tree, remove_tree
+from gyre.proxy.messages import CloseExecution, ExecutionAccess, OpenExecution
+from gyre.schedule.messages import ExecutionFinished, ExecutionStarted
+from gyre.trajectory.records import (
+    EndReason,
+    ExecutionEnded,
+    ExecutionOpened,
+    ExecutionResult,
+    ExecutionSpec,
+)
+
+log = structlog.get_logger()
+
+# The journal answers when it has written, and a full disk can make that long.
+JOURNAL_S = 24 * 3600.0
+RETRY_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What all executions of a job share. `folder` has one folder an execution, `guard` begins the marks in
+    the environments of all their processes."""
+
+    config: HarnessConfig
+    model: str
+    sandbox: Sandbox
+    evaluator: Evaluator
+    folder: Path
+    guard: str
+    proxy: Ref
+    trajectory: Ref
+    waterlevel: Ref
+
+
+class Begin(Tell, frozen=True, kw_only=True):
+    """The HarnessActor to an ExecutionActor, once it watches it."""
+
+
+class ExecutionActor(Actor):
+    """Plays one execution and stops. State: the attempt at hand."""
+
+    def __init__(self, spec: ExecutionSpec, task: Task, around: Surroundings) -> None:
+        self._spec = spec
+        self._task = task
+        self._around = around
+        self._folder = around.folder / spec.execution
+        self._began_s = 0.0
+
+    @handles(Begin)
+    async def begin(self, _: Begin) -> None:
+        self.context.run(self._play(), name="play")
+
+    async def _play(self) -> None:
+        around, execution = self._around, self._spec.execution
+        self._began_s = time.monotonic()
+        await around.waterlevel.tell(ExecutionStarted(execution=execution))
+        result = await self._result()
+        await asyncio.to_thread(self._tidy, result)
+        await around.trajectory.ask(ExecutionEnded(spec=self._spec, result=result), timeout_s=JOURNAL_S)
+        await around.waterlevel.tell(ExecutionFinished(execution=execution, split=self._spec.split))
+        self.context.stop()
+
+    async def _result(self) -> ExecutionResult:
+        limit_s = self._around.config.overall_timeout_s
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await self._score(await self._attempts())
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        log.warning("execution_dropped", execution=self._spec.execution, reason="overall_timeout")
+        return self._ended("overall_timeout", None, detail=f"not over within {limit_s:g} s")
+
+    async def _attempts(self) -> Exit:
+        """How the last attempt ended: the first that was neither killed by others nor without a start."""
+        attempts = self._around.config.attempts
+        for attempt in range(1, attempts + 1):
+            self._spec = msgspec.structs.replace(self._spec, attempt=attempt)
+            await self._around.trajectory.ask(ExecutionOpened(spec=self._spec), timeout_s=JOURNAL_S)
+            ended = await self._attempt()
+            if ended.kind not in ("killed", "never_started"):
+                break
+            self._log_failed(ended, attempt)
+            if ended.kind == "never_started" and attempt < attempts:
+                await asyncio.sleep(RETRY_PAUSE_S * attempt)
+        return ended
+
+    async def _attempt(self) -> Exit:
+        try:
+            await asyncio.to_thread(self._prepare)
+            output = Output(self._folder / "harness.log")
+        except (OSError, WorkspaceTooLarge) as error:
+            return Exit(kind="never_started", detail=f"its workspace cannot be made: {error}")
+        execution, attempt = self._spec.execution, self._spec.attempt
+        access = await self._around.proxy.ask(OpenExecution(execution=execution, attempt=attempt))
+        try:
+            return await run(
+                self._around.sandbox,
+                self._confined(access),
+                output,
+                timeout_s=self._around.config.timeout_s,
+                on_start=self._log_started,
+            )
+        finally:
+            # While the job stops, the proxy may be gone before.
+            with contextlib.suppress(ActorError):
+                await self._around.proxy.ask(CloseExecution(execution=execution))
+
+    def _prepare(self) -> None:
+        """A fresh workspace, whatever an earlier attempt or life of the job left."""
+        for name in ("workspace", "home", "tmp"):
+            remove_tree(self._folder / name)
+        source, target = self._task.workspace, self._folder / "workspace"
+        if source is not None:
+            copy_tree(source, target, self._around.config.max_workspace_bytes)
+        else:
+            target.mkdir(parents=True)
+        for name in ("home", "tmp"):
+            (self._folder / name).mkdir()
+        (self._folder / "prompt.md").write_text(self._task.prompt, encoding="utf-8")
+
+    def _confined(self, access: ExecutionAccess) -> Confined:
+        around, config = self._around, self._around.config
+        path = around.sandbox.path
+        workspace = Mount(host=self._folder / "workspace", inside="/workspace", writable=True)
+        home = Mount(host=self._folder / "home", inside="/home/agent", writable=True)
+        temporary = Mount(host=self._folder / "tmp", inside="/tmp", writable=True)
+        prompt_file = Mount(host=self._folder / "prompt.md", inside="/gyre/prompt.md")
+        values = {
+            "workspace": path(workspace),
+            "prompt_file": path(prompt_file),
+            "prompt": self._task.prompt,
+            "base_url": around.sandbox.base_url(access.base_url),
+            "key": access.key,
+            "task": self._task.name,
+        }
+        return Confined(
+            command=fill(config.command, values),
+            environment=self._environment(path(home), path(temporary), values),
+            workspace=workspace,
+            mounts=(
+                home,
+                temporary,
+                prompt_file,
+                *(Mount(host=folder, inside=str(folder)) for folder in config.read_only),
+                *named_files(config.command),
+            ),
+            socket=access.unix_socket,
+            mark=self._mark(),
+            file_bytes=config.max_workspace_bytes,
+        )
+
+    def _environment(self, home: str, temporary: str, values: dict[str, str]) -> dict[str, str]:
+        own = self._around.config.environment
+        return {
+            **base_environment(home, temporary),
+            "OPENAI_BASE_URL": values["base_url"],
+            "OPENAI_API_KEY": values["key"],
+            "GYRE_PROMPT_FILE": values["prompt_file"],
+            "GYRE_MODEL": self._around.model,
+            "GYRE_TASK": values["task"],
+            "GYRE_EXECUTION": self._spec.execution,
+            **dict(zip(own, fill(tuple(own.values()), values), strict=True)),
+        }
+
+    async def _score(self, ended: Exit) -> ExecutionResult:
+        if ended.kind == "never_started":
+            return self._ended("never_started", 0.0, detail=ended.detail)
+        reason: EndReason = "harness_timeout" if ended.kind == "timed_out" else "harness_error"
+        if ended.code == 0:
+            reason = "completed"
+        detail = f"killed by signal {ended.signal}" if ended.kind == "killed" else ""
+        left = Left(
+            execution=self._spec.execution,
+            workspace=self._folder / "workspace",
+            task=self._task.folder,
+            folder=self._folder,
+            mark=f"{self._mark()}evaluator/",
+        )
+        try:
+            score = await self._around.evaluator.score(left)
+        except EvaluationFailed as error:
+            return self._ended(reason, None, exit_code=ended.code, detail=str(error))
+        return self._ended(reason, score, exit_code=ended.code, detail=detail)
+
+    def _ended(
+        self, reason: EndReason, score: float | None, *, exit_code: int | None = None, detail: str = ""
+    ) -> ExecutionResult:
+        return ExecutionResult(
+            execution=self._spec.execution,
+            reason=reason,
+            score=score,
+            seconds=time.monotonic() - self._began_s,
+            exit_code=exit_code,
+            detail=detail,
+        )
+
+    def _tidy(self, result: ExecutionResult) -> None:
+        """What was left stays where somebody may want to look at it."""
+        if self._around.config.keep or result.score is None or result.reason == "never_started":
+            return
+        for name in ("workspace", "home", "tmp"):
+            remove_tree(self._folder / name)
+
+    def _mark(self) -> str:
+        return f"{self._around.guard}{self._spec.execution}/{self._spec.attempt}/"
+
+    def _log_started(self, pid: int) -> None:
+        log.info(
+            "harness_started",
+            execution=self._spec.execution,
+            attempt=self._spec.attempt,
+            task=self._task.name,
+            pid=pid,
+        )
+
+    def _log_failed(self, ended: Exit, attempt: int) -> None:
+        log.warning(
+            "harness_killed" if ended.kind == "killed" else "harness_never_started",
+            execution=self._spec.execution,
+            attempt=attempt,
+            attempts=self._around.config.attempts,
+            signal=ended.signal,
+            detail=ended.detail,
+        )

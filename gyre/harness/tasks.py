@@ -1,0 +1,131 @@
+"""Tasks: where they come from, and in which order they are drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import random
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+PROMPT = "prompt.md"
+WORKSPACE = "workspace"
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One problem. `folder` holds `prompt.md` and, where work begins with files, `workspace/`; what else is
+    in it is seen by the evaluator only."""
+
+    name: str
+    folder: Path
+    prompt: str
+
+    @property
+    def workspace(self) -> Path | None:
+        path = self.folder / WORKSPACE
+        return path if path.is_dir() else None
+
+
+class TasksError(Exception):
+    """Tasks cannot be had: `place` (a path or a recipe) says where, `fix` what to do."""
+
+    def __init__(self, place: str, problem: str, fix: str) -> None:
+        super().__init__(f"{place}: {problem}; {fix}")
+        self.place = place
+        self.problem = problem
+        self.fix = fix
+
+
+def load_tasks(folder: Path) -> tuple[Task, ...]:
+    """All tasks below `folder`, by name; folders whose name begins with a dot are none. Raises TasksError."""
+    try:
+        folders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    except OSError as error:
+        raise TasksError(
+            str(folder), f"cannot be read ({error.strerror})", "name a folder of tasks"
+        ) from error
+    if not folders:
+        raise TasksError(str(folder), "has no task in it", f"put one folder a task there, each with {PROMPT}")
+    return tuple(_load(path) for path in folders)
+
+
+def write_recipe(recipe: str, folder: Path, count: int, seed: int) -> None:
+    """Has a recipe, a function `(folder, count, seed)` named `file.py:function` or
+    `package.module:function`, write its tasks into `folder`; not again where it already did. Raises
+    TasksError."""
+    if folder.is_dir():
+        return
+    write = load_function(recipe)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}-draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        write(draft, count, seed)
+    except Exception as error:
+        fix = "it is called with (folder, count, seed) and writes one folder a task"
+        raise TasksError(recipe, f"raised {type(error).__name__}: {error}", fix) from error
+    draft.rename(folder)
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function that a job file names. Raises TasksError."""
+    place, _, function = name.rpartition(":")
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:
+        fix = "name it as file.py:function or package.module:function"
+        raise TasksError(name, f"cannot be imported ({type(error).__name__}: {error})", fix) from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise TasksError(name, f"{place} has no function {function!r}", "define it there")
+    return found  # type: ignore[no-any-return]
+
+
+class TaskOrder:
+    """An endless order: each pass over the tasks is shuffled anew. A pure function of the seed and the
+    number of the draw, so that a resumed job goes on as if it had not stopped."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
+        self._tasks = tuple(tasks)
+        self._seed = seed
+
+    def task(self, number: int) -> Task:
+        one_pass, position = divmod(number, len(self._tasks))
+        order = list(range(len(self._tasks)))
+        random.Random(f"{self._seed}/{one_pass}").shuffle(order)
+        return self._tasks[order[position]]
+
+
+def _load(folder: Path) -> Task:
+    path = folder / PROMPT
+    try:
+        prompt = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise TasksError(str(folder), f"has no {PROMPT}", "write the task's text there") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TasksError(str(path), f"cannot be read ({error})", "make it a readable UTF-8 text") from error
+    if not prompt.strip():
+        raise TasksError(str(path), "is empty", "write the task's text there")
+    return Task(name=folder.name, folder=folder.absolute(), prompt=prompt)
+
+
+def _load_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"_recipe_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # A recipe may import what lies beside it.
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(path.parent))
+    return module
