@@ -1,0 +1,26 @@
+"""Rollout engines behind one contract (`base.Engine`). `native.NativeEngine` runs a transformers model and is
+imported from its own file, since it needs torch; nothing here does."""
+
+from gyre.cell.engine.base import (
+    Chunk,
+    ContextOverflow,
+    Engine,
+    EngineAsleep,
+    EngineFault,
+    EngineMetrics,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+)
+
+__all__ = [
+    "Chunk",
+    "ContextOverflow",
+    "Engine",
+    "EngineAsleep",
+    "EngineFault",
+    "EngineMetrics",
+    "FinishReason",
+    "GenerateRequest",
+    "SamplingParams",
+]

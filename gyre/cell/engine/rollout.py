@@ -1,0 +1,167 @@
+"""The live calls of a native engine, step by step. Synchronous: whoever drives it owns the thread."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import structlog
+import torch
+
+from gyre.cell.engine.base import Chunk, EngineAsleep, EngineFault, EngineMetrics
+from gyre.cell.engine.runner import Runner
+from gyre.cell.engine.scheduler import Scheduler
+from gyre.cell.engine.sequence import Sequence
+
+log = structlog.get_logger()
+
+Outlet = TypeVar("Outlet")
+Load = Callable[[], None]
+
+
+class Rollout(Generic[Outlet]):
+    """Scheduler and runner under one weight version, or asleep (`version` None). What callers are to be told
+    gathers in `outbox`, each with the outlet that the call came with."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, chunk_interval_s: float) -> None:
+        self.version: int | None = None
+        self.outbox: list[tuple[Outlet, Chunk | Exception]] = []
+        self._runner = runner
+        self._scheduler = scheduler
+        self._chunk_interval_s = chunk_interval_s
+        self._live: dict[str, tuple[Sequence, Outlet]] = {}
+        self._generated_tokens = 0
+        self._prefilled_tokens = 0
+        self._busy_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def metrics(self) -> EngineMetrics:
+        """Plain reads: also from another thread."""
+        pool = self._scheduler.pool
+        return EngineMetrics(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            generated_tokens=self._generated_tokens,
+            prefilled_tokens=self._prefilled_tokens,
+            cached_tokens=self._scheduler.cached_tokens,
+            kv_blocks_used=pool.used,
+            kv_blocks_total=pool.blocks,
+            busy_s=self._busy_s,
+        )
+
+    def add(self, sequence: Sequence, outlet: Outlet) -> None:
+        """A new call; what is wrong with it goes to its outlet."""
+        call = sequence.request.call
+        if self.version is None:
+            self.outbox.append((outlet, EngineAsleep("the engine is asleep")))
+        elif call in self._live:
+            self.outbox.append((outlet, ValueError(f"call {call} is live already: give each call its own id")))
+        else:
+            self._live[call] = (sequence, outlet)
+            self._scheduler.add(sequence)
+            # A call resumed after its last token was sampled has nothing left to do.
+            sequence.check_finished()
+            if sequence.finish_reason is not None:
+                self._end(sequence, sequence.take_chunk(time.monotonic()))
+
+    def abort(self, call: str) -> None:
+        """Ends a call, if it lives, with what it has."""
+        if call in self._live:
+            sequence, _ = self._live[call]
+            sequence.finish_reason = "abort"
+            self._end(sequence, sequence.take_chunk(time.monotonic()))
+
+    def abort_all(self) -> None:
+        for call in tuple(self._live):
+            self.abort(call)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Ends a call that nobody listens to."""
+        live = self._live.get(sequence.request.call)
+        if live is not None and live[0] is sequence:
+            del self._live[sequence.request.call]
+            self._scheduler.remove(sequence)
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends all calls with a fault."""
+        log.error("engine_fault", version=self.version, calls=len(self._live), error=repr(error))
+        for sequence, _ in tuple(self._live.values()):
+            fault = EngineFault(f"the engine failed under version {self.version}: {error!r}")
+            fault.__cause__ = error
+            self._end(sequence, fault)
+
+    def step(self) -> None:
+        """One forward pass."""
+        assert self.version is not None
+        started_s = time.monotonic()
+        spans = self._scheduler.plan()
+        drawn = self._runner.run(spans)
+        self._scheduler.advance(spans)
+        now_s = time.monotonic()
+        for span, token, logprob in drawn:
+            self._take(span.sequence, token, logprob, self.version, now_s)
+        self._prefilled_tokens += sum(span.count for span in spans if span.count > 1)
+        self._busy_s += now_s - started_s
+
+    def wake(self, version: int, load: Load) -> None:
+        try:
+            self._runner.take_weights()
+            with torch.no_grad():
+                load()
+            self._runner.take_kv()
+        except BaseException:
+            self._release()
+            raise
+        self._scheduler.restart(version)
+        self.version = version
+
+    def sleep(self) -> None:
+        self.abort_all()
+        self._release()
+
+    def update(self, version: int, load: Load) -> None:
+        if self.version is None:
+            raise EngineAsleep("the engine is asleep: use wake")
+        try:
+            with torch.no_grad():
+                load()
+        except BaseException:
+            self.sleep()
+            raise
+        self._scheduler.restart(version)
+        self.version = version
+
+    def end(self) -> None:
+        """Ends all calls and the pool; the weights stay."""
+        self.abort_all()
+        self._scheduler.pool.forget()
+        self._runner.release_kv()
+        self.version = None
+
+    def _release(self) -> None:
+        self.end()
+        self._runner.release_weights()
+
+    def _take(self, sequence: Sequence, token: int, logprob: float, version: int, now_s: float) -> None:
+        if not math.isfinite(logprob):
+            message = f"logits of call {sequence.request.call} are not finite under version {version}"
+            log.error("engine_fault", version=version, calls=1, error=message)
+            self._end(sequence, EngineFault(message))
+            return
+        self._generated_tokens += 1
+        sequence.append(token, logprob, version)
+        if sequence.finish_reason is not None:
+            self._end(sequence, sequence.take_chunk(now_s))
+        elif now_s - sequence.chunked_at_s >= self._chunk_interval_s:
+            _, outlet = self._live[sequence.request.call]
+            self.outbox.append((outlet, sequence.take_chunk(now_s)))
+
+    def _end(self, sequence: Sequence, answer: Chunk | Exception) -> None:
+        _, outlet = self._live.pop(sequence.request.call)
+        self._scheduler.remove(sequence)
+        self.outbox.append((outlet, answer))

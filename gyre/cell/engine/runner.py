@@ -1,0 +1,73 @@
+"""Forward passes of one model over the paged pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from gyre.cell.engine import memory, sampling
+from gyre.cell.engine.paged import PagedKv, PagedPass, check_model, paged_attention
+from gyre.cell.engine.scheduler import Span
+
+
+class Runner:
+    """A model and its KV pool. All methods belong to the device thread."""
+
+    def __init__(self, model: PreTrainedModel, blocks: int, block_tokens: int) -> None:
+        check_model(model)
+        self._model = model
+        self._blocks = blocks
+        self._block_tokens = block_tokens
+        self._kv: PagedKv | None = None
+
+    @property
+    def vocab(self) -> int:
+        return int(self._model.config.vocab_size)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of the pool, 0 while it is not there."""
+        return self._kv.data.nbytes if self._kv is not None else 0
+
+    def take_weights(self) -> None:
+        """Memory for weights that are about to be filled."""
+        memory.restore_parameters(self._model)
+        self._model.eval()
+
+    def take_kv(self) -> None:
+        if self._kv is None:
+            weight = next(self._model.parameters())
+            self._kv = PagedKv(
+                self._model.config, self._blocks, self._block_tokens, weight.dtype, weight.device
+            )
+
+    def release_kv(self) -> None:
+        self._kv = None
+
+    def release_weights(self) -> None:
+        memory.release_parameters(self._model)
+
+    @torch.inference_mode()
+    def run(self, spans: Sequence[Span]) -> list[tuple[Span, int, float]]:
+        """Computes the spans; for each that ends its sequence: the sampled token, its log-probability."""
+        assert self._kv is not None
+        step = PagedPass(self._kv, spans)
+        with paged_attention(self._model):
+            out = self._model(
+                input_ids=step.input_ids,
+                position_ids=step.position_ids,
+                use_cache=False,
+                logits_to_keep=step.last,
+                gyre_pass=step,
+            )
+        drawing = [span for span in step.spans if span.samples]
+        if not drawing:
+            return []
+        tokens, logprobs = sampling.sample(
+            out.logits[0],
+            [span.sequence.request.sampling for span in drawing],
+            [span.sequence.position for span in drawing],
+        )
+        return list(zip(drawing, tokens, logprobs, strict=True))

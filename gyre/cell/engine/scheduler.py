@@ -1,0 +1,182 @@
+"""Which tokens the next forward pass computes. Plain state, no tensors, no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from gyre.cell.engine.blocks import BlockPool
+from gyre.cell.engine.sequence import Sequence
+
+
+@dataclass(slots=True, frozen=True)
+class Span:
+    """Tokens [start, start + count) of a sequence. Its next token is sampled when the span ends with its last."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        return self.start + self.count == len(self.sequence.tokens)
+
+
+class Scheduler:
+    """Continuous batching. Every running sequence gets its decode token in each pass; prompts share the rest of
+    `step_tokens`, long ones in several passes. Without a free block the sequence admitted last waits again,
+    its KV dropped; the first one always goes on, so all finish."""
+
+    def __init__(self, pool: BlockPool, max_batch: int, step_tokens: int) -> None:
+        self.pool = pool
+        self.version = 0
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._max_batch = max_batch
+        self._step_tokens = step_tokens
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a sequence out; the KV of its full blocks stays cached."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self._drop(sequence)
+
+    def plan(self) -> list[Span]:
+        """The next pass: not empty while there is work."""
+        spans: list[Span] = []
+        budget = self._step_tokens
+        waiting = len(self.waiting)
+        while len(spans) < len(self.running):
+            sequence = self.running[len(spans)]
+            count = min(sequence.remaining, max(budget, 1))
+            if not self._make_room(sequence, sequence.computed + count):
+                break
+            spans.append(Span(sequence, sequence.computed, count))
+            budget -= count
+        if len(self.waiting) == waiting:
+            self._admit(spans, budget)
+        return spans
+
+    def advance(self, spans: list[Span]) -> None:
+        """The pass is done: the KV of its spans is there, blocks that became full can be shared."""
+        size = self.pool.block_tokens
+        for span in spans:
+            sequence = span.sequence
+            sequence.computed = span.start + span.count
+            if sequence.computed // size > len(sequence.chain):
+                self._seal(sequence)
+
+    def restart(self, version: int) -> None:
+        """New weights: all KV is dropped, what is live is computed again."""
+        self.version = version
+        while self.running:
+            self._give_way()
+        for sequence in self.waiting:
+            sequence.digests.clear()
+        self.pool.forget()
+
+    def _admit(self, spans: list[Span], budget: int) -> None:
+        computing = {
+            digest
+            for sequence in self.running
+            if sequence.remaining > 1 and (digest := self._next_digest(sequence, len(sequence.chain))) is not None
+        }
+        later: list[Sequence] = []
+        while self.waiting and budget > 0 and len(self.running) < self._max_batch:
+            sequence = self.waiting.popleft()
+            digest = self._take_prefix(sequence)
+            if digest in computing:
+                # Another sequence computes this very block now: next pass it will be found.
+                self._drop(sequence)
+                later.append(sequence)
+                continue
+            spare = len(self.running)
+            blocks = self._blocks_for(len(sequence.tokens)) - len(sequence.table)
+            if spare and blocks + spare > self.pool.available:
+                self._drop(sequence)
+                later.append(sequence)
+                break
+            self._reserve(sequence, len(sequence.tokens))
+            self.running.append(sequence)
+            if sequence.cached_tokens is None:
+                sequence.cached_tokens = sequence.computed
+                self.cached_tokens += sequence.computed
+            if digest is not None:
+                computing.add(digest)
+            count = min(sequence.remaining, budget)
+            spans.append(Span(sequence, sequence.computed, count))
+            budget -= count
+        self.waiting.extendleft(reversed(later))
+
+    def _take_prefix(self, sequence: Sequence) -> bytes | None:
+        """Holds what is cached of it, and answers the hash of the first full block that is not. Its last token
+        is always computed: its logits are needed."""
+        pool = self.pool
+        pool.extend_digests(sequence.digests, sequence.tokens, self.version)
+        usable = (len(sequence.tokens) - 1) // pool.block_tokens
+        sequence.chain = pool.match(sequence.digests[:usable], sequence.tokens)
+        pool.hold(sequence.chain)
+        sequence.table = [entry.block for entry in sequence.chain]
+        sequence.computed = len(sequence.chain) * pool.block_tokens
+        return self._next_digest(sequence, len(sequence.chain))
+
+    def _next_digest(self, sequence: Sequence, index: int) -> bytes | None:
+        return sequence.digests[index] if index < len(sequence.digests) else None
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.pool.block_tokens)
+
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        missing = self._blocks_for(tokens) - len(sequence.table)
+        if missing > 0:
+            blocks = self.pool.take(missing)
+            if blocks is None:
+                return False
+            sequence.table.extend(blocks)
+        return True
+
+    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Reserves, at the cost of those admitted later; False if it had to give way itself."""
+        while not self._reserve(sequence, tokens):
+            self.preemptions += 1
+            if self._give_way() is sequence:
+                return False
+        return True
+
+    def _seal(self, sequence: Sequence) -> None:
+        pool = self.pool
+        size = pool.block_tokens
+        pool.extend_digests(sequence.digests, sequence.tokens, self.version)
+        while sequence.sealable and (index := len(sequence.chain)) < sequence.computed // size:
+            parent = sequence.chain[-1] if sequence.chain else None
+            tokens = sequence.tokens[index * size : (index + 1) * size]
+            entry = pool.seal(parent, sequence.digests[index], tokens, sequence.table[index])
+            if entry is None:
+                sequence.sealable = False
+                break
+            sequence.table[index] = entry.block
+            sequence.chain.append(entry)
+
+    def _give_way(self) -> Sequence:
+        sequence = self.running.pop()
+        self._drop(sequence)
+        self.waiting.appendleft(sequence)
+        return sequence
+
+    def _drop(self, sequence: Sequence) -> None:
+        self.pool.let_go(sequence.chain, sequence.table[len(sequence.chain) :])
+        sequence.chain = []
+        sequence.table = []
+        sequence.computed = 0
+        sequence.sealable = True

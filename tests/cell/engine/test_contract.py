@@ -1,0 +1,509 @@
+"""What every engine promises (`gyre.cell.engine.base.Engine`). A new engine joins by a case in conftest.py."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from gyre.cell.engine import (
+    Chunk,
+    ContextOverflow,
+    Engine,
+    EngineAsleep,
+    GenerateRequest,
+    SamplingParams,
+)
+
+VOCAB = 97
+EOS = 96
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=20)
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    draw = random.Random(seed)
+    return tuple(draw.randrange(VOCAB) for _ in range(length))
+
+
+def request(
+    ids: Sequence[int], sampling: SamplingParams = GREEDY, *, call: str = "c", prompt_tokens: int | None = None
+) -> GenerateRequest:
+    return GenerateRequest(
+        call=call,
+        session="s",
+        prompt_ids=tuple(ids),
+        prompt_tokens=len(ids) if prompt_tokens is None else prompt_tokens,
+        sampling=sampling,
+    )
+
+
+async def chunks_of(engine: Engine, asked: GenerateRequest) -> list[Chunk]:
+    return [chunk async for chunk in engine.generate(asked)]
+
+
+def joined(chunks: Sequence[Chunk]) -> Chunk:
+    """The chunks of a call as one; checks that only the last has a finish reason."""
+    assert [chunk.finish_reason is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+    whole = Chunk(
+        token_ids=tuple(t for chunk in chunks for t in chunk.token_ids),
+        logprobs=tuple(p for chunk in chunks for p in chunk.logprobs),
+        versions=tuple(v for chunk in chunks for v in chunk.versions),
+        finish_reason=chunks[-1].finish_reason,
+        cached_tokens=chunks[-1].cached_tokens,
+    )
+    assert len(whole.token_ids) == len(whole.logprobs) == len(whole.versions)
+    return whole
+
+
+async def generate(
+    engine: Engine, ids: Sequence[int], sampling: SamplingParams = GREEDY, **fields: Any
+) -> Chunk:
+    return joined(await chunks_of(engine, request(ids, sampling, **fields)))
+
+
+def reference_logprobs(
+    model: PreTrainedModel, ids: Sequence[int], out: Sequence[int], temperature: float = 1.0
+) -> torch.Tensor:
+    """Of each token of `out` after `ids`, by one plain forward pass."""
+    whole = torch.tensor([[*ids, *out]])
+    with torch.no_grad():
+        logits = model(input_ids=whole).logits[0, len(ids) - 1 : -1].float() / temperature
+    return logits.log_softmax(-1).gather(-1, torch.tensor(out)[:, None])[:, 0]
+
+
+# --- numbers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 40])
+async def test_greedy_is_what_transformers_generates(case: Any, length: int) -> None:
+    engine = await case.awake()
+    ids = prompt(length)
+    got = await generate(engine, ids, SamplingParams(temperature=0.0, max_new_tokens=30))
+    model = case.reference()
+    model.generation_config.eos_token_id = None
+    inputs = torch.tensor([ids])
+    want = model.generate(
+        inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=30, do_sample=False
+    )[0, length:]
+    assert got.token_ids == tuple(want.tolist())
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=0.0, max_new_tokens=40),
+        SamplingParams(temperature=1.0, max_new_tokens=40),
+        SamplingParams(temperature=0.7, top_k=12, top_p=0.9, seed=3, max_new_tokens=40),
+    ],
+)
+async def test_logprobs_are_of_the_whole_distribution_at_the_temperature(
+    case: Any, sampling: SamplingParams
+) -> None:
+    engine = await case.awake()
+    ids = prompt(21)
+    got = await generate(engine, ids, sampling)
+    want = reference_logprobs(case.reference(), ids, got.token_ids, sampling.temperature or 1.0)
+    assert torch.allclose(torch.tensor(got.logprobs), want, atol=1e-4, rtol=0)
+
+
+async def test_long_prompts_computed_in_parts_give_the_same_numbers(case: Any) -> None:
+    engine = await case.awake(step_tokens=16)
+    ids = prompt(75)
+    got = await generate(engine, ids)
+    want = reference_logprobs(case.reference(), ids, got.token_ids)
+    assert torch.allclose(torch.tensor(got.logprobs), want, atol=1e-4, rtol=0)
+
+
+# --- randomness ---------------------------------------------------------------------------------
+
+
+async def test_a_call_gets_the_same_tokens_alone_and_in_a_batch(case: Any) -> None:
+    asked = [
+        request(
+            prompt(3 + 5 * i, seed=i),
+            SamplingParams(seed=i, max_new_tokens=24, temperature=(0.0, 1.0, 1.3)[i % 3], top_k=20 * (i % 2)),
+            call=f"c{i}",
+        )
+        for i in range(9)
+    ]
+    engine = await case.awake()
+    together = await asyncio.gather(*(chunks_of(engine, one) for one in asked))
+    other = await case.awake()
+    alone = [await chunks_of(other, one) for one in asked]
+    assert [joined(c).token_ids for c in together] == [joined(c).token_ids for c in alone]
+
+
+async def test_a_seed_repeats_and_another_differs(case: Any) -> None:
+    engine = await case.awake()
+    outputs = [
+        (await generate(engine, prompt(9), SamplingParams(seed=seed, temperature=2.0))).token_ids
+        for seed in (1, 1, 2)
+    ]
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+@pytest.mark.parametrize("cut", [1, 6, 7, 15, 29])
+async def test_a_resumed_call_continues_as_if_never_interrupted(case: Any, cut: int) -> None:
+    sampling = SamplingParams(seed=5, temperature=1.2, max_new_tokens=30)
+    ids = prompt(10)
+    first, second = await case.awake(), await case.awake()
+    whole = await generate(first, ids, sampling)
+    rest = await generate(second, ids + whole.token_ids[:cut], sampling, prompt_tokens=len(ids))
+    assert rest.token_ids == whole.token_ids[cut:]
+    assert rest.logprobs == pytest.approx(whole.logprobs[cut:], abs=1e-4)
+    assert rest.finish_reason == "length"
+
+
+async def test_a_call_resumed_after_its_last_token_ends_at_once(case: Any) -> None:
+    engine = await case.awake()
+    ids = prompt(10)
+    whole = await generate(engine, ids)
+    again = await generate(engine, ids + whole.token_ids, prompt_tokens=len(ids))
+    assert (again.token_ids, again.finish_reason) == ((), "length")
+    stopping = SamplingParams(stop_token_ids=(whole.token_ids[2],))
+    again = await generate(engine, ids + whole.token_ids[:3], stopping, prompt_tokens=len(ids))
+    assert (again.token_ids, again.finish_reason) == ((), "stop")
+
+
+# --- ends ---------------------------------------------------------------------------------------
+
+
+async def test_stop_tokens_end_the_output_and_are_part_of_it(case: Any) -> None:
+    ids = prompt(10)
+    free = (await generate(await case.awake(), ids)).token_ids
+    at = next(i for i in range(4, 20) if free[i] not in free[:i])
+    stopped = await generate(
+        await case.awake(), ids, SamplingParams(temperature=0.0, stop_token_ids=(free[at],))
+    )
+    ended = await generate(await case.awake(eos_token_ids=(free[at],)), ids, GREEDY)
+    assert stopped.token_ids == ended.token_ids == free[: at + 1]
+    assert stopped.finish_reason == ended.finish_reason == "stop"
+
+
+async def test_a_stop_token_in_the_prompt_does_not_end_the_call(case: Any) -> None:
+    engine = await case.awake()
+    ids = prompt(10)
+    got = await generate(engine, ids, SamplingParams(temperature=0.0, stop_token_ids=ids[-1:], max_new_tokens=1))
+    assert len(got.token_ids) == 1
+
+
+async def test_output_ends_with_the_window(case: Any) -> None:
+    engine = await case.awake(window_tokens=32)
+    got = await generate(engine, prompt(25))
+    assert (len(got.token_ids), got.finish_reason) == (7, "length")
+    assert len((await generate(engine, prompt(31))).token_ids) == 1
+
+
+async def test_a_prompt_that_fills_the_window_overflows(case: Any) -> None:
+    engine = await case.awake(window_tokens=32)
+    with pytest.raises(ContextOverflow) as caught:
+        await generate(engine, prompt(32))
+    assert (caught.value.prompt_tokens, caught.value.window_tokens) == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"prompt_ids": ()}, "prompt_tokens"),
+        ({"prompt_tokens": 0}, "prompt_tokens"),
+        ({"prompt_tokens": 4}, "prompt_tokens"),
+        ({"prompt_ids": (1, VOCAB, 2)}, "prompt_ids"),
+        ({"prompt_ids": (1, -1, 2)}, "prompt_ids"),
+        ({"sampling": SamplingParams(temperature=-1.0)}, "temperature"),
+        ({"sampling": SamplingParams(temperature=float("nan"))}, "temperature"),
+        ({"sampling": SamplingParams(top_p=0.0)}, "top_p"),
+        ({"sampling": SamplingParams(top_k=-1)}, "top_k"),
+        ({"sampling": SamplingParams(max_new_tokens=0)}, "max_new_tokens"),
+    ],
+)
+async def test_a_senseless_request_is_refused_by_name(case: Any, fields: dict[str, Any], named: str) -> None:
+    engine = await case.awake()
+    asked = {"call": "c", "session": "s", "prompt_ids": (1, 2, 3), "prompt_tokens": 3, "sampling": GREEDY}
+    with pytest.raises(ValueError, match=named):
+        await chunks_of(engine, GenerateRequest(**(asked | fields)))
+    assert len((await generate(engine, (1, 2, 3))).token_ids) == 20
+
+
+async def test_a_call_id_in_use_is_refused(case: Any) -> None:
+    engine = await case.awake()
+    results = await asyncio.gather(
+        generate(engine, prompt(5)), generate(engine, prompt(6)), return_exceptions=True
+    )
+    assert isinstance(results[1], ValueError)
+    assert isinstance(results[0], Chunk)
+
+
+# --- chunks and aborts --------------------------------------------------------------------------
+
+
+async def test_chunks_come_as_often_as_asked(case: Any) -> None:
+    often, seldom = await case.awake(), await case.awake(chunk_interval_s=60.0)
+    assert len(await chunks_of(often, request(prompt(5)))) == 20
+    assert len(await chunks_of(seldom, request(prompt(5)))) == 1
+
+
+async def test_abort_answers_what_was_sampled(case: Any) -> None:
+    engine = await case.awake()
+    sampling = SamplingParams(seed=1, max_new_tokens=200)
+    chunks: list[Chunk] = []
+    async for chunk in engine.generate(request(prompt(5), sampling)):
+        chunks.append(chunk)
+        if len(chunks) == 3:
+            await engine.abort("c")
+    got = joined(chunks)
+    assert got.finish_reason == "abort"
+    assert 3 <= len(got.token_ids) < 200
+    whole = await generate(engine, prompt(5), sampling)
+    assert whole.token_ids[: len(got.token_ids)] == got.token_ids
+
+
+async def test_abort_keeps_tokens_that_no_chunk_has_told(case: Any) -> None:
+    engine = await case.awake(chunk_interval_s=60.0)
+    call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=200))))
+    while engine.metrics().generated_tokens < 5:
+        await asyncio.sleep(0)
+    await engine.abort("c")
+    got = joined(await call)
+    assert got.finish_reason == "abort"
+    assert len(got.token_ids) >= 5
+
+
+async def test_abort_of_an_unknown_call_does_nothing(case: Any) -> None:
+    engine = await case.awake()
+    await engine.abort("nobody")
+    assert (await generate(engine, prompt(5))).finish_reason == "length"
+
+
+async def test_abort_all_ends_running_and_waiting_calls(case: Any) -> None:
+    engine = await case.awake(max_batch=2)
+    sampling = SamplingParams(max_new_tokens=200)
+    calls = [
+        asyncio.create_task(chunks_of(engine, request(prompt(5, i), sampling, call=f"c{i}"))) for i in range(5)
+    ]
+    while engine.metrics().running < 2:
+        await asyncio.sleep(0)
+    await engine.abort_all()
+    assert {joined(await call).finish_reason for call in calls} == {"abort"}
+    assert engine.metrics().running == engine.metrics().waiting == 0
+
+
+async def test_closing_the_iterator_ends_the_call(case: Any) -> None:
+    engine = await case.awake(max_batch=1)
+    async with aclosing(engine.generate(request(prompt(5), SamplingParams(max_new_tokens=240)))) as stream:
+        async for _ in stream:
+            break
+    # The same id and the only place are free again.
+    assert (await generate(engine, prompt(6))).finish_reason == "length"
+    assert engine.metrics().generated_tokens < 240
+
+
+async def test_a_cancelled_caller_ends_the_call(case: Any) -> None:
+    engine = await case.awake()
+    call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=240))))
+    while not engine.metrics().running:
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await engine.abort("nobody")
+    assert engine.metrics().running == 0
+
+
+# --- prefix reuse and KV ------------------------------------------------------------------------
+
+
+async def test_a_known_prefix_is_not_computed_again_and_changes_nothing(case: Any) -> None:
+    sampling = SamplingParams(seed=2, max_new_tokens=10)
+    engine = await case.awake()
+    ids = prompt(50)
+    first = await generate(engine, ids, sampling)
+    again = await generate(engine, ids, sampling)
+    assert first.cached_tokens == 0
+    assert again.cached_tokens == 48
+    assert again.token_ids == first.token_ids
+    assert again.logprobs == pytest.approx(first.logprobs, abs=1e-5)
+
+
+async def test_the_next_turn_finds_prompt_and_answer(case: Any) -> None:
+    engine = await case.awake()
+    turn = prompt(20)
+    answer = await generate(engine, turn)
+    longer = turn + answer.token_ids + prompt(9, seed=1)
+    got = await generate(engine, longer)
+    # All but the last sampled token have KV: 20 + 19 of it, in blocks of 8.
+    assert got.cached_tokens == 32
+    want = reference_logprobs(case.reference(), longer, got.token_ids)
+    assert torch.allclose(torch.tensor(got.logprobs), want, atol=1e-4, rtol=0)
+
+
+async def test_calls_that_start_together_compute_their_prefix_once(case: Any) -> None:
+    engine = await case.awake()
+    ids = prompt(64)
+    got = await asyncio.gather(
+        *(generate(engine, (*ids, i), SamplingParams(seed=i, max_new_tokens=4), call=f"c{i}") for i in range(6))
+    )
+    assert sorted(chunk.cached_tokens for chunk in got) == [0] + [64] * 5
+
+
+async def test_kv_of_another_version_is_never_used(case: Any) -> None:
+    engine = await case.awake(seed=0)
+    ids = prompt(40)
+    await generate(engine, ids)
+    await engine.update(1, case.loader(engine, 1))
+    got = await generate(engine, ids)
+    assert got.cached_tokens == 0
+    want = reference_logprobs(case.reference(1), ids, got.token_ids)
+    assert torch.allclose(torch.tensor(got.logprobs), want, atol=1e-4, rtol=0)
+    await engine.sleep()
+    await engine.wake(0, case.loader(engine, 0))
+    assert (await generate(engine, ids)).cached_tokens == 0
+
+
+@pytest.mark.parametrize("kv_tokens", [80, 160])
+async def test_many_calls_in_a_small_pool_all_finish_as_if_alone(case: Any, kv_tokens: int) -> None:
+    asked = [
+        request(prompt(4 + 3 * i, seed=i), SamplingParams(seed=i, max_new_tokens=30), call=f"c{i}")
+        for i in range(14)
+    ]
+    roomy = await case.awake()
+    want = [joined(await chunks_of(roomy, one)).token_ids for one in asked]
+    engine = await case.awake(kv_tokens=kv_tokens)
+    got = [joined(c) for c in await asyncio.gather(*(chunks_of(engine, one) for one in asked))]
+    assert [chunk.token_ids for chunk in got] == want
+    assert engine.metrics().kv_blocks_used == 0
+
+
+# --- roles and versions -------------------------------------------------------------------------
+
+
+async def test_an_engine_starts_asleep(case: Any) -> None:
+    engine = case.engine()
+    assert engine.version is None
+    with pytest.raises(EngineAsleep):
+        await generate(engine, prompt(5))
+    await engine.abort("c")
+    await engine.abort_all()
+    await engine.sleep()
+
+
+async def test_sleep_ends_calls_with_what_they_have_and_wake_admits_again(case: Any) -> None:
+    engine = await case.awake(seed=0)
+    before = await generate(engine, prompt(9))
+    call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=240))))
+    while engine.metrics().generated_tokens < 25:
+        await asyncio.sleep(0)
+    await engine.sleep()
+    got = joined(await call)
+    assert got.finish_reason == "abort"
+    assert len(got.token_ids) >= 5
+    assert engine.version is None
+    with pytest.raises(EngineAsleep):
+        await generate(engine, prompt(5))
+    await engine.wake(7, case.loader(engine, 0))
+    after = await generate(engine, prompt(9))
+    assert after.token_ids == before.token_ids
+    assert set(after.versions) == {7}
+
+
+async def test_update_under_a_call_labels_each_token_with_its_version(case: Any) -> None:
+    engine = await case.awake(seed=0)
+    ids = prompt(11)
+    chunks: list[Chunk] = []
+    async for chunk in engine.generate(request(ids, SamplingParams(seed=4, max_new_tokens=200))):
+        chunks.append(chunk)
+        if len(chunks) == 10:
+            await engine.update(1, case.loader(engine, 1))
+    got = joined(chunks)
+    assert engine.version == 1
+    assert len(got.token_ids) == 200
+    cut = got.versions.index(1)
+    assert got.versions == (0,) * cut + (1,) * (200 - cut)
+    assert cut >= 10
+    for version, part in ((0, slice(0, cut)), (1, slice(cut, None))):
+        want = reference_logprobs(case.reference(version), ids, got.token_ids)[part]
+        assert torch.allclose(torch.tensor(got.logprobs[part]), want, atol=1e-4, rtol=0)
+
+
+async def test_update_reaches_waiting_calls_too(case: Any) -> None:
+    engine = await case.awake(seed=0, max_batch=1)
+    calls = [
+        asyncio.create_task(generate(engine, prompt(20, i), SamplingParams(seed=i), call=f"c{i}"))
+        for i in range(3)
+    ]
+    while engine.metrics().waiting < 2:
+        await asyncio.sleep(0)
+    await engine.update(1, case.loader(engine, 1))
+    last = (await asyncio.gather(*calls))[-1]
+    want = reference_logprobs(case.reference(1), prompt(20, 2), last.token_ids)
+    assert set(last.versions) == {1}
+    assert torch.allclose(torch.tensor(last.logprobs), want, atol=1e-4, rtol=0)
+
+
+async def test_a_failed_load_leaves_the_engine_asleep(case: Any) -> None:
+    def broken() -> None:
+        raise OSError("snapshot is gone")
+
+    engine = case.engine()
+    with pytest.raises(OSError, match="snapshot is gone"):
+        await engine.wake(0, broken)
+    assert engine.version is None
+    await engine.wake(0, case.loader(engine, 0))
+    call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=240))))
+    while not engine.metrics().running:
+        await asyncio.sleep(0)
+    with pytest.raises(OSError, match="snapshot is gone"):
+        await engine.update(1, broken)
+    assert joined(await call).finish_reason == "abort"
+    assert engine.version is None
+    with pytest.raises(EngineAsleep):
+        await engine.update(1, case.loader(engine, 1))
+
+
+async def test_a_slow_load_does_not_block_the_event_loop(case: Any) -> None:
+    engine = case.engine()
+    load = case.loader(engine, 0)
+    go = threading.Event()
+
+    def slow() -> None:
+        assert go.wait(30.0)
+        load()
+
+    waking = asyncio.create_task(engine.wake(0, slow))
+    await asyncio.sleep(0)
+    with pytest.raises(EngineAsleep):
+        await generate(engine, prompt(5))
+    go.set()
+    await waking
+    assert engine.version == 0
+
+
+async def test_metrics_count(case: Any) -> None:
+    engine = await case.awake()
+    await generate(engine, prompt(40))
+    await generate(engine, prompt(40))
+    metrics = engine.metrics()
+    assert metrics.generated_tokens == 40
+    assert metrics.prefilled_tokens + metrics.cached_tokens == 80
+    assert metrics.cached_tokens == 32
+    assert (metrics.running, metrics.waiting, metrics.kv_blocks_used) == (0, 0, 0)
+    assert metrics.kv_blocks_total == 512
+    assert metrics.busy_s > 0
+
+
+async def test_close_ends_calls_and_can_be_repeated(case: Any) -> None:
+    engine = await case.awake()
+    call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=240))))
+    while not engine.metrics().running:
+        await asyncio.sleep(0)
+    await engine.close()
+    assert joined(await call).finish_reason == "abort"
+    await engine.close()
+    with pytest.raises(EngineAsleep):
+        await generate(engine, prompt(5))
