@@ -1,0 +1,69 @@
+"""The actor runtime: actors, refs, mailboxes, supervisors, processes, transports.
+
+Knows nothing of ML and is useful alone: subclass Actor, declare handlers, spawn in a Node.
+"""
+
+from gyre.actors.actor import Actor, Context
+from gyre.actors.errors import (
+    ActorDied,
+    ActorError,
+    AskTimeout,
+    BadMessage,
+    ExitReason,
+    LinkLost,
+    MailboxFull,
+    NodeFailed,
+    RemoteError,
+    SpawnFailed,
+    UnhandledMessage,
+    WireError,
+    WouldDeadlock,
+    register_error,
+)
+from gyre.actors.handlers import handles
+from gyre.actors.life import Timer
+from gyre.actors.loop import run
+from gyre.actors.messages import Ask, Down, Restarted, Stream, Tell
+from gyre.actors.node import Node
+from gyre.actors.ref import Ref
+from gyre.actors.specs import ChildSpec, ProcessSpec, Spec
+from gyre.actors.streams import ItemStream
+from gyre.actors.supervision import Supervision
+from gyre.actors.supervisor import Follow, Supervisor, WhereIs
+
+__all__ = [
+    "Actor",
+    "ActorDied",
+    "ActorError",
+    "Ask",
+    "AskTimeout",
+    "BadMessage",
+    "ChildSpec",
+    "Context",
+    "Down",
+    "ExitReason",
+    "Follow",
+    "ItemStream",
+    "LinkLost",
+    "MailboxFull",
+    "Node",
+    "NodeFailed",
+    "ProcessSpec",
+    "Ref",
+    "RemoteError",
+    "Restarted",
+    "SpawnFailed",
+    "Spec",
+    "Stream",
+    "Supervision",
+    "Supervisor",
+    "Tell",
+    "Timer",
+    "UnhandledMessage",
+    "WhereIs",
+    "WireError",
+    "WouldDeadlock",
+    "handles",
+    "register_error",
+    "run",
+]

@@ -1,0 +1,100 @@
+"""What a user writes: an Actor with handlers; what it is given: its Context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
+
+from gyre.actors.handlers import HandlerTable
+from gyre.actors.messages import Tell
+from gyre.actors.ref import Ref
+from gyre.actors.specs import Spec
+from gyre.actors.supervision import Supervision
+
+if TYPE_CHECKING:
+    from gyre.actors.life import Life, Timer
+    from gyre.actors.node import Node
+
+T = TypeVar("T")
+
+
+class Actor:
+    """State that only its own handlers touch. Make no I/O in `__init__`: there is no context yet."""
+
+    context: Context
+    supervision: Supervision = Supervision()
+    table: ClassVar[HandlerTable]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.table = HandlerTable(cls)
+
+    async def started(self) -> None:
+        """Before the first message; the context is set. What it raises is the start's failure."""
+
+    async def stopping(self) -> None:
+        """After the last message, also after a crash, within `shutdown_s`; children still live."""
+
+
+Actor.table = HandlerTable(Actor)
+
+
+@final
+class Context:
+    """An actor's way to its runtime."""
+
+    __slots__ = ("_life",)
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+
+    @property
+    def ref(self) -> Ref:
+        return self._life.ref
+
+    @property
+    def node(self) -> Node:
+        return self._life.node
+
+    @property
+    def name(self) -> str:
+        return self._life.ref.name
+
+    @property
+    def incarnation(self) -> int:
+        """1 for the first life under this name, then one more each."""
+        return self._life.ref.incarnation
+
+    async def spawn(self, spec: Spec) -> Ref:
+        """Starts a child and returns when its `started` has. It is supervised by this actor's
+        `supervision`, and stopped with it. Raises SpawnFailed."""
+        return await self._life.family.spawn(spec)
+
+    async def stop_child(self, ref: Ref) -> None:
+        """Stops a child and forgets it; returns when it is gone."""
+        await self._life.family.stop(ref.name)
+
+    def child(self, name: str) -> Ref | None:
+        """The living child of that name."""
+        return self._life.family.lookup(name)
+
+    def stop(self) -> None:
+        """Ends this actor after the message at hand, with reason `normal`."""
+        self._life.stop_itself()
+
+    def monitor(self, ref: Ref) -> None:
+        """A `Down` will come when that life ends, or at once if it has."""
+        self._life.monitor(ref)
+
+    def demonitor(self, ref: Ref) -> None:
+        """No `Down` will come for it."""
+        self._life.demonitor(ref)
+
+    def tell_after(self, delay_s: float, message: Tell) -> Timer:
+        """Puts `message` into this actor's own mailbox later."""
+        return self._life.tell_after(delay_s, message)
+
+    def run(self, coroutine: Coroutine[Any, Any, T], *, name: str = "") -> asyncio.Task[T]:
+        """A background task of this actor: cancelled when it stops; its exception crashes it."""
+        return self._life.run(coroutine, name)

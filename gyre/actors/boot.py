@@ -1,0 +1,28 @@
+"""What a child process is told when it starts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gyre.actors.handshake import Peer
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True):
+    """Read from the child's standard input: the token must not be seen in a list of processes. `config` is
+    msgpack, decoded when the actor's class, and so its type, is known."""
+
+    name: str
+    incarnation: int
+    actor: str
+    config: bytes
+    mailbox: int
+    shutdown_s: float
+    node_id: str
+    parent: Peer
+    parent_pid: int
+    token: bytes
+    transport: str
+    host: str
+    folder: str
+    sys_path: list[str]
+    python_path: str | None

@@ -1,0 +1,48 @@
+"""Messages that reached nobody."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+from gyre.actors.log import log
+
+KEPT = 100
+LOG_EVERY_S = 1.0
+
+
+class DeadLetter(NamedTuple):
+    """Who did not get what."""
+
+    to: str
+    message: str
+
+
+class DeadLetters:
+    """Counts all, keeps the last `KEPT`, logs one line a second at most."""
+
+    def __init__(self, node: str) -> None:
+        self.count = 0
+        self.last: deque[DeadLetter] = deque(maxlen=KEPT)
+        self._node = node
+        self._logged = 0
+        self._logged_at = float("-inf")
+
+    def add(self, to: str, message: str, why: str = "") -> None:
+        self.count += 1
+        self.last.append(DeadLetter(to, message))
+        now = time.monotonic()
+        if now - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
+            self._log(to, message, why)
+
+    def close(self) -> None:
+        if self.count > self._logged:
+            last = self.last[-1]
+            self._log(last.to, last.message, "")
+
+    def _log(self, to: str, message: str, why: str) -> None:
+        since = self.count - self._logged
+        self._logged = self.count
+        log.warning("dead_letters", node=self._node, count=since, to=to, message=message, why=why)

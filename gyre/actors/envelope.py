@@ -1,0 +1,128 @@
+"""A message on its way, and the scope it is handled in."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from gyre.actors.deadlines import Expiring
+from gyre.actors.errors import AskTimeout
+
+if TYPE_CHECKING:
+    from gyre.actors.handlers import Handler
+    from gyre.actors.life import Life
+
+INNER_MARGIN_S = 0.02
+
+
+class Waiter(NamedTuple):
+    """One link of a call chain: a handler that waits and lets no other message in meanwhile."""
+
+    node_id: str
+    actor_id: int
+    message_id: int
+    label: str
+
+
+Chain = tuple[Waiter, ...]
+
+
+class Answer(Protocol):
+    """Where a handler's result goes: a future of this loop, or a frame to another process."""
+
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, error: BaseException, /) -> None: ...
+    def done(self) -> bool: ...
+
+
+class Envelope:
+    """A message with what its way needs; also the scope its handler runs in: what the handler sends carries
+    the cause, the deadline and the chain from here."""
+
+    __slots__ = (
+        "answer",
+        "cause",
+        "chain",
+        "deadline",
+        "exclusive",
+        "handler",
+        "id",
+        "life",
+        "message",
+        "origin",
+        "position",
+        "slot",
+        "task",
+        "timeout_s",
+        "void",
+    )
+
+    def __init__(
+        self,
+        message: Any,
+        handler: Handler | None,
+        life: Life,
+        id: int,
+        *,
+        answer: Answer | None = None,
+        cause: int = 0,
+        chain: Chain = (),
+        deadline: float | None = None,
+        timeout_s: float = 0.0,
+        origin: Origin | None = None,
+        position: int = 0,
+    ) -> None:
+        self.message = message
+        self.handler = handler
+        self.life = life
+        self.id = id
+        self.answer = answer
+        self.cause = cause
+        self.chain = chain
+        self.deadline = deadline
+        self.timeout_s = timeout_s
+        self.origin = origin
+        self.position = position
+        self.exclusive = handler is not None and handler.exclusive
+        self.slot: dict[int, Expiring] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.void = False
+
+    def chain_from_here(self) -> Chain:
+        """The chain of what its handler asks."""
+        if not self.exclusive:
+            return self.chain
+        life = self.life
+        return (*self.chain, Waiter(life.node.id, life.id, self.id, life.ref.label))
+
+    def expire(self) -> None:
+        answer = self.answer
+        if answer is not None and not answer.done():
+            label = self.life.ref.label
+            answer.set_exception(AskTimeout(label, type(self.message).__name__, self.timeout_s))
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Its asker is gone: it is not handled, or its handler is cancelled."""
+        if not self.void:
+            self.void = True
+            self.life.cancel(self)
+
+
+class Origin(Protocol):
+    """The peer a message came from, which wants to know when it has left the mailbox."""
+
+    def taken(self, actor_id: int) -> None: ...
+
+
+CURRENT: ContextVar[Envelope | None] = ContextVar("gyre_current", default=None)
+
+
+def deadline_of(current: Envelope | None, now: float, timeout_s: float) -> float:
+    """The deadline of what is asked in the scope `current`. It ends a little before its asker's own, so
+    that the one furthest in is the one that is named."""
+    deadline = now + timeout_s
+    if current is not None and current.deadline is not None:
+        return min(deadline, current.deadline - INNER_MARGIN_S)
+    return deadline

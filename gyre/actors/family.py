@@ -1,0 +1,208 @@
+"""The children of one actor, or the top-level actors of a node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from gyre.actors.errors import ExitReason, SpawnFailed
+from gyre.actors.log import log
+from gyre.actors.messages import Restarted, Tell
+from gyre.actors.ref import Ref
+from gyre.actors.specs import Spec
+from gyre.actors.supervision import Escalate, Forget, RestartChildren, Restarts, Supervision
+
+if TYPE_CHECKING:
+    from gyre.actors.node import Node
+
+KILL_WAIT_S = 5.0
+
+
+class Running(Protocol):
+    """A life that goes on, in this process or in one of its own. `watched` is known when it has ended:
+    whether someone monitored it."""
+
+    ref: Ref
+    ended: asyncio.Future[ExitReason]
+
+    watched: bool
+
+    def request_stop(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class Child:
+    """A name in a family; `running` is None before the first life is up and between two lives."""
+
+    __slots__ = ("incarnation", "running", "spec", "stopping")
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.incarnation = 0
+        self.running: Running | None = None
+        self.stopping = False
+
+
+class Family:
+    """Starts children, learns of their end, does what `supervision` says, one thing at a time."""
+
+    def __init__(
+        self,
+        node: Node,
+        parent: str,
+        supervision: Supervision,
+        fail: Callable[[ExitReason], None],
+        deliver: Callable[[Tell], None],
+    ) -> None:
+        self._node = node
+        self._parent = parent
+        self._fail = fail
+        self._deliver = deliver
+        self._children: dict[str, Child] = {}
+        self._restarts = Restarts(supervision)
+        self._exits: deque[tuple[Child, Running | None, ExitReason]] = deque()
+        self._keeper: asyncio.Task[None] | None = None
+        self._closing = False
+
+    async def spawn(self, spec: Spec) -> Ref:
+        if self._closing:
+            raise SpawnFailed(spec.name, ExitReason(kind="stopped", message=f"{self._parent} is stopping"))
+        if spec.name in self._children:
+            message = f"{self._parent} has a child of that name"
+            raise SpawnFailed(spec.name, ExitReason(kind="error", message=message))
+        child = self._children[spec.name] = Child(spec)
+        try:
+            running = await self._start(child)
+        except BaseException:
+            self._children.pop(spec.name, None)
+            raise
+        return running.ref
+
+    async def stop(self, name: str) -> None:
+        child = self._children.get(name)
+        if child is not None:
+            await self._stop(child)
+            self._forget(child)
+
+    def lookup(self, name: str) -> Ref | None:
+        child = self._children.get(name)
+        return child.running.ref if child is not None and child.running is not None else None
+
+    async def close(self) -> None:
+        """Stops all, the youngest first."""
+        self._closing = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+        for child in reversed([*self._children.values()]):
+            await self._stop(child)
+        self._children.clear()
+
+    def kill(self) -> None:
+        """Ends all at once, without asking."""
+        self._closing = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+        for child in self._children.values():
+            child.stopping = True
+            if child.running is not None:
+                child.running.kill()
+
+    async def _start(self, child: Child) -> Running:
+        child.incarnation += 1
+        child.stopping = False
+        running = await self._node.launch(child.spec, child.incarnation)
+        if running.ended.done():
+            raise SpawnFailed(child.spec.name, running.ended.result())
+        if self._closing:
+            running.kill()
+            raise SpawnFailed(
+                child.spec.name, ExitReason(kind="stopped", message=f"{self._parent} is stopping")
+            )
+        child.running = running
+        running.ended.add_done_callback(partial(self._ended, child, running))
+        return running
+
+    async def _stop(self, child: Child) -> None:
+        child.stopping = True
+        running = child.running
+        if running is None or running.ended.done():
+            return
+        running.request_stop()
+        await asyncio.wait([running.ended], timeout=child.spec.shutdown_s)
+        if not running.ended.done():
+            log.warning("actor_killed", actor=running.ref.label, shutdown_s=child.spec.shutdown_s)
+            running.kill()
+            await asyncio.wait([running.ended], timeout=KILL_WAIT_S)
+        if not running.ended.done():
+            log.error("actor_would_not_end", actor=running.ref.label)
+
+    def _forget(self, child: Child) -> None:
+        if self._children.get(child.spec.name) is child:
+            del self._children[child.spec.name]
+
+    # --- ends that nobody asked for -------------------------------------------------------------
+
+    def _ended(self, child: Child, running: Running, ended: asyncio.Future[ExitReason]) -> None:
+        if child.stopping or self._closing or child.running is not running:
+            return
+        self._exits.append((child, running, ended.result()))
+        if self._keeper is None or self._keeper.done():
+            self._keeper = self._node.loop.create_task(
+                self._keep(), name=f"{self._parent}/supervision", context=Context()
+            )
+
+    async def _keep(self) -> None:
+        while self._exits and not self._closing:
+            child, running, reason = self._exits.popleft()
+            if child.running is running and not child.stopping:
+                await self._handle(child, running, reason)
+
+    async def _handle(self, child: Child, running: Running | None, reason: ExitReason) -> None:
+        name = child.spec.name
+        decision = self._restarts.decide(
+            name,
+            child.spec.restart,
+            abnormal=reason.abnormal,
+            watched=running is not None and running.watched,
+            order=[*self._children],
+            now=self._node.loop.time(),
+        )
+        label = f"{name}#{child.incarnation}"
+        if reason.abnormal:
+            log.warning(
+                "actor_died", actor=label, parent=self._parent, reason=str(reason), trace=reason.traceback
+            )
+        match decision:
+            case Forget():
+                self._forget(child)
+            case Escalate(why):
+                self._forget(child)
+                message = f"its child {label} died: {reason} ({why})"
+                self._fail(ExitReason(kind="error", message=message, traceback=reason.traceback))
+            case RestartChildren(names, delay_s):
+                await self._restart([self._children[name] for name in names], reason, delay_s)
+
+    async def _restart(self, children: list[Child], reason: ExitReason, delay_s: float) -> None:
+        before = {child.spec.name: child.running.ref for child in children if child.running is not None}
+        for child in reversed(children):
+            await self._stop(child)
+            child.running = None
+            if child.spec.restart == "temporary":
+                self._forget(child)
+        await asyncio.sleep(delay_s)
+        for child in children:
+            if child.spec.restart == "temporary":
+                continue
+            try:
+                running = await self._start(child)
+            except SpawnFailed as error:
+                child.stopping = False
+                await self._handle(child, None, error.reason)
+                return
+            log.info("actor_restarted", actor=running.ref.label, parent=self._parent)
+            old = before.get(child.spec.name, running.ref)
+            self._deliver(Restarted(name=child.spec.name, old=old, ref=running.ref, reason=reason))

@@ -1,0 +1,60 @@
+"""Frames on a byte stream: four bytes of length, big-endian, then so many bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+_LENGTH = struct.Struct(">I")
+
+
+class FrameTooLong(ValueError):
+    """A frame over the bound."""
+
+    def __init__(self, length_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"a frame of {length_bytes} bytes, {limit_bytes} allowed")
+        self.length_bytes = length_bytes
+        self.limit_bytes = limit_bytes
+
+
+def header(payload: bytes) -> bytes:
+    """What goes before `payload`."""
+    return _LENGTH.pack(len(payload))
+
+
+class Unframer:
+    """Cuts what arrives into frames. A frame that lies whole in one chunk is a view of that chunk, so it
+    must be read before the next is asked for and not kept."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._rest = bytearray()
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the stream would end within a frame here."""
+        return bool(self._rest)
+
+    def feed(self, chunk: bytes | memoryview) -> Iterator[memoryview]:
+        """The frames that are complete with `chunk`. Raises FrameTooLong as soon as a length says so."""
+        view = memoryview(chunk)
+        if self._rest:
+            self._rest += view
+            view = memoryview(self._rest)
+            if not self._has_frame(view):
+                return
+            self._rest = bytearray()
+        at = 0
+        while self._has_frame(view[at:]):
+            end = at + 4 + _LENGTH.unpack_from(view, at)[0]
+            yield view[at + 4 : end]
+            at = end
+        self._rest += view[at:]
+
+    def _has_frame(self, view: memoryview) -> bool:
+        if len(view) < 4:
+            return False
+        (length,) = _LENGTH.unpack_from(view)
+        if length > self.limit_bytes:
+            raise FrameTooLong(length, self.limit_bytes)
+        return len(view) >= 4 + int(length)

@@ -1,0 +1,94 @@
+"""Which method of an actor handles which message: declared, checked when the class is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, overload
+
+from gyre.actors.messages import Ask, Message, Stream, Tell, answer_type, wire_name
+
+A = TypeVar("A")
+M = TypeVar("M")
+R = TypeVar("R")
+I = TypeVar("I")  # noqa: E741  Item
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__gyre_handles__"
+
+
+class _AnsweringMethod(Protocol[R]):
+    def __call__(self, method: Callable[[A, M], Awaitable[R]], /) -> Callable[[A, M], Awaitable[R]]: ...
+
+
+class _StreamingMethod(Protocol[I]):
+    def __call__(
+        self, method: Callable[[A, M], AsyncIterator[I]], /
+    ) -> Callable[[A, M], AsyncIterator[I]]: ...
+
+
+@overload
+def handles(message: type[Tell], *, concurrent: bool = False) -> _AnsweringMethod[None]: ...
+@overload
+def handles(message: type[Ask[R]], *, concurrent: bool = False) -> _AnsweringMethod[R]: ...
+@overload
+def handles(message: type[Stream[I]]) -> _StreamingMethod[I]: ...
+def handles(message: type[Message], *, concurrent: bool = False) -> Callable[[F], F]:
+    """Marks the method that handles `message`.
+
+    Messages are handled one at a time in the order they came. A `concurrent` handler, and a stream's
+    (an async generator), starts when its message arrives, even while another handler runs, as a task that
+    ends with the actor: between two of its awaits anything may have happened to the state.
+    """
+
+    def mark(method: F) -> F:
+        setattr(method, _MARK, (message, concurrent))
+        return method
+
+    return mark
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handler:
+    """One row of a table."""
+
+    message: type[Message]
+    method: Callable[[Any, Any], Any]
+    exclusive: bool
+    streams: bool
+
+
+class HandlerTable:
+    """What an actor class handles, by message class and by its name between processes."""
+
+    def __init__(self, actor: type) -> None:
+        self.actor = actor.__qualname__
+        self.by_type: dict[type, Handler] = {}
+        for name in dir(actor):
+            method = inspect.getattr_static(actor, name)
+            if (mark := getattr(method, _MARK, None)) is not None:
+                self._add(_handler(actor, method, *mark))
+        self.by_name = {wire_name(message): handler for message, handler in self.by_type.items()}
+
+    def names(self) -> list[str]:
+        return sorted(self.by_name)
+
+    def _add(self, handler: Handler) -> None:
+        if handler.message in self.by_type:
+            raise TypeError(f"{self.actor}: two methods handle {handler.message.__qualname__}")
+        self.by_type[handler.message] = handler
+
+
+def _handler(actor: type, method: Callable[..., Any], message: type[Message], concurrent: bool) -> Handler:
+    where = f"{actor.__qualname__}.{method.__name__}"
+    streams = issubclass(message, Stream)
+    if not issubclass(message, (Tell, Ask, Stream)):
+        raise TypeError(f"{where} handles {message!r}, which is not a Tell, Ask or Stream")
+    if streams and not inspect.isasyncgenfunction(method):
+        raise TypeError(f"{where} handles a Stream: make it an async generator")
+    if not streams and not inspect.iscoroutinefunction(method):
+        raise TypeError(f"{where} must be an async def that returns")
+    if not issubclass(message, Tell):
+        answer_type(message)
+    return Handler(message, method, not (concurrent or streams), streams)

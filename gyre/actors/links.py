@@ -1,0 +1,212 @@
+"""The links of a node: dialled when first needed, accepted when called, one to each peer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from gyre.actors.errors import ExitReason, LinkLost
+from gyre.actors.handshake import Crossed, DiallerHandshake, HandshakeFailed, ListenerHandshake, Peer, verdict
+from gyre.actors.link import Link
+from gyre.actors.log import log
+from gyre.actors.ref import Ref
+from gyre.actors.transport import Channel, dial
+
+if TYPE_CHECKING:
+    from gyre.actors.node import Node
+
+HANDSHAKE_TIMEOUT_S = 10.0
+
+
+class Links:
+    """By peer. Of a peer whose process is known to be over the reason stays, for those who ask its actors."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._links: dict[str, Link] = {}
+        self._over: dict[str, ExitReason] = {}
+        self._dialling: set[asyncio.Task[None]] = set()
+        self._greeting: set[Channel] = set()
+
+    def get(self, node_id: str) -> Link | None:
+        return self._links.get(node_id)
+
+    def all(self) -> list[Link]:
+        return [*self._links.values()]
+
+    def to(self, ref: Ref) -> Link:
+        return self.connect(ref.node_id, ref.endpoint)
+
+    def connect(self, node_id: str, endpoint: str) -> Link:
+        """The link to a node, at once; frames wait in it until it is open."""
+        link = self._links.get(node_id)
+        if link is None:
+            link = Link(self._node, node_id, endpoint, dialled=True)
+            if node_id in self._over:
+                link.gone = self._over[node_id]
+                return link
+            self._links[node_id] = link
+            task = self._node.loop.create_task(self._dial(link), name=f"dial {endpoint}")
+            self._dialling.add(task)
+            task.add_done_callback(self._dialling.discard)
+        return link
+
+    def on_lost(self, link: Link, why: str) -> None:
+        """Its channel has ended. What is known of the peer's process says more than that."""
+        if link.gone is not None:
+            return
+        log.info("link_lost", node=self._node.name, peer=link.peer_name, why=why)
+        if not self._node.processes.link_lost(link.peer_id):
+            self._end(link, ExitReason(kind="lost", message=why))
+
+    def peer_over(self, node_id: str, reason: ExitReason) -> None:
+        """The peer's process has ended."""
+        self._over[node_id] = reason
+        while len(self._over) > 1024:
+            del self._over[next(iter(self._over))]
+        link = self._links.get(node_id)
+        if link is not None:
+            self._end(link, reason)
+            link.close()
+
+    def accept(self, channel: Channel) -> _Greeting:
+        self._greeting.add(channel)
+        return _Greeting(self, channel)
+
+    def close(self) -> None:
+        for task in self._dialling:
+            task.cancel()
+        for link in self.all():
+            self._end(link, ExitReason(kind="stopped", message="this node is closed"))
+            link.close()
+        for channel in [*self._greeting]:
+            channel.close()
+
+    def _end(self, link: Link, reason: ExitReason) -> None:
+        if self._links.get(link.peer_id) is link:
+            del self._links[link.peer_id]
+        link.fail_all(reason)
+
+    # --- dialling -------------------------------------------------------------------------------
+
+    async def _dial(self, link: Link) -> None:
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                try:
+                    await self._greet(link)
+                except Crossed:
+                    await link.opened.wait()
+        except TimeoutError:
+            self.on_lost(link, f"{link.endpoint} did not answer")
+        except LinkLost as error:
+            if not link.is_open:
+                self.on_lost(link, str(error))
+
+    async def _greet(self, link: Link) -> None:
+        handshake = DiallerHandshake(self._node.token, self._node.peer)
+        dialling = _Dialling(link, handshake, self._node.loop.create_future())
+        channel = await dial(link.endpoint, dialling)
+        dialling.channel = channel
+        try:
+            channel.send(handshake.hello())
+            await dialling.done
+        finally:
+            if channel.receiver is dialling:
+                channel.close()
+
+    # --- accepting ------------------------------------------------------------------------------
+
+    def greeted(self, channel: Channel, peer: Peer) -> bool:
+        """Whether the connection of an authenticated peer becomes the link to it."""
+        link = self._links.get(peer.node_id)
+        if link is not None and link.dialled and self._node.id < peer.node_id:
+            return False
+        if link is not None and link.is_open:
+            self._end(link, ExitReason(kind="lost", message="the peer made a new connection"))
+            link.close()
+            link = None
+        if link is None:
+            link = self._links[peer.node_id] = Link(self._node, peer.node_id, peer.endpoint, dialled=False)
+        link.dialled = False
+        channel.send(verdict("welcome"))
+        link.open(channel, peer.name)
+        return True
+
+    def greeting_over(self, channel: Channel, why: str = "") -> None:
+        self._greeting.discard(channel)
+        if why:
+            log.warning("peer_refused", node=self._node.name, why=why)
+
+
+class _Dialling:
+    """Receives the listener's side of the handshake."""
+
+    def __init__(self, link: Link, handshake: DiallerHandshake, done: asyncio.Future[None]) -> None:
+        self.done = done
+        self.channel: Channel | None = None
+        self._link = link
+        self._handshake = handshake
+        self._met = False
+
+    def received(self, payload: memoryview) -> None:
+        assert self.channel is not None
+        try:
+            if not self._met:
+                self.channel.send(self._handshake.on_hello(payload))
+                if self._handshake.peer.node_id != self._link.peer_id:
+                    raise HandshakeFailed("another node answers there")
+                self._met = True
+                return
+            self._handshake.on_verdict(payload)
+        except LinkLost as error:
+            self._finish(error)
+            raise
+        if self._link.is_open or self._link.gone is not None:
+            self._finish(Crossed("the peer was faster"))
+            return
+        self._link.open(self.channel, self._handshake.peer.name)
+        self._finish(None)
+
+    def lost(self, why: str) -> None:
+        self._finish(LinkLost(why))
+
+    def _finish(self, error: LinkLost | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+
+class _Greeting:
+    """Receives the dialler's side of the handshake."""
+
+    def __init__(self, links: Links, channel: Channel) -> None:
+        node = links._node
+        self._links = links
+        self._channel = channel
+        self._handshake = ListenerHandshake(node.token, node.peer)
+        self._met = False
+        self._timer = node.loop.call_later(HANDSHAKE_TIMEOUT_S, channel.close)
+
+    def received(self, payload: memoryview) -> None:
+        try:
+            if not self._met:
+                self._channel.send(self._handshake.on_hello(payload))
+                self._met = True
+                return
+            self._handshake.on_proof(payload)
+        except HandshakeFailed as error:
+            self._channel.send(verdict("refused", str(error)))
+            raise
+        self._timer.cancel()
+        self._links.greeting_over(self._channel)
+        if not self._links.greeted(self._channel, self._handshake.peer):
+            self._channel.send(verdict("crossed"))
+            self._channel.close()
+
+    def lost(self, why: str) -> None:
+        self._timer.cancel()
+        if self._channel in self._links._greeting:
+            self._links.greeting_over(self._channel, why)

@@ -1,0 +1,233 @@
+"""A child that is a process: started, watched, stopped, and its end explained."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gyre.actors.boot import Boot
+from gyre.actors.errors import ExitReason
+from gyre.actors.log import log
+from gyre.actors.output import Output
+from gyre.actors.ref import Ref
+from gyre.actors.specs import ProcessSpec
+from gyre.actors.wire import Booted, Ended, Frame, Shutdown
+
+if TYPE_CHECKING:
+    from gyre.actors.node import Node
+
+# From a closed connection, or a reported end, to the process' own.
+LINK_LOST_GRACE_S = 0.1
+ENDED_GRACE_S = 2.0
+TERM_BEFORE_KILL_S = 1.0
+
+
+class ChildProcess:
+    """One life of a ProcessSpec's actor; `ended` resolves when the process is gone and reaped."""
+
+    def __init__(self, node: Node, spec: ProcessSpec, incarnation: int) -> None:
+        self.node = node
+        self.spec = spec
+        self.node_id = node.new_node_id()
+        self.ended: asyncio.Future[ExitReason] = node.loop.create_future()
+        self.watched = False
+        # Until it has booted nobody sees this Ref.
+        self.ref = self._ref("", 0, incarnation)
+        self._booted: asyncio.Future[None] = node.loop.create_future()
+        self._output = Output(node.loop, spec.log_path)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._reported: ExitReason | None = None
+        self._asked_to_stop = False
+        self._timers: list[asyncio.TimerHandle] = []
+
+    async def start(self) -> None:
+        """Returns when its actor has started, or `ended` says why not."""
+        loop = self.node.loop
+        try:
+            self._spawn(self.node.boot(self.spec, self.node_id, self.ref.incarnation))
+            async with asyncio.timeout(self.spec.start_timeout_s):
+                either: list[asyncio.Future[Any]] = [self._booted, self.ended]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            self._reported = ExitReason(
+                kind="error", message=f"its actor had not started after {self.spec.start_timeout_s:g} s"
+            )
+            self._signal(signal.SIGKILL)
+            await self.ended
+        except OSError as error:
+            self._output.close()
+            self.ended.set_result(ExitReason.of(error))
+        except asyncio.CancelledError:
+            self._asked_to_stop = True
+            self._signal(signal.SIGKILL)
+            raise
+        if self._reported is not None and not self.ended.done():
+            self._timers.append(loop.call_later(ENDED_GRACE_S, self._signal, signal.SIGKILL))
+            await self.ended
+
+    def _ref(self, endpoint: str, id: int, incarnation: int) -> Ref:
+        return Ref(self.node_id, endpoint, id, self.spec.name, incarnation, self.node.remote)
+
+    # --- what the child says --------------------------------------------------------------------
+
+    def received(self, frame: Frame) -> None:
+        match frame:
+            case Booted(reason=None):
+                self.ref = self._ref(frame.endpoint, frame.id, self.ref.incarnation)
+            case Booted():
+                self._reported = frame.reason
+            case Ended():
+                self._reported = frame.reason
+                self._timers.append(self.node.loop.call_later(ENDED_GRACE_S, self._signal, signal.SIGKILL))
+            case _:
+                return
+        if not self._booted.done():
+            self._booted.set_result(None)
+
+    def link_lost(self) -> None:
+        """It ended, or it will: a child without its parent is of no use."""
+        self._timers.append(self.node.loop.call_later(LINK_LOST_GRACE_S, self._signal, signal.SIGKILL))
+
+    # --- what the parent wants ------------------------------------------------------------------
+
+    def request_stop(self) -> None:
+        """A message first, SIGTERM a little before the time is over."""
+        self._asked_to_stop = True
+        link = self.node.links.get(self.node_id)
+        if link is not None:
+            link.send(Shutdown(0))
+        until_term_s = max(self.spec.shutdown_s - TERM_BEFORE_KILL_S, self.spec.shutdown_s / 2)
+        self._timers.append(self.node.loop.call_later(until_term_s, self._signal, signal.SIGTERM))
+
+    def kill(self) -> None:
+        self._asked_to_stop = True
+        self._signal(signal.SIGKILL)
+
+    # --- the process ----------------------------------------------------------------------------
+
+    def _spawn(self, boot: Boot) -> None:
+        # Not in a thread: PR_SET_PDEATHSIG fires when the *thread* that started the child ends.
+        stdin = os.memfd_create("gyre-boot")
+        try:
+            os.write(stdin, msgspec.msgpack.encode(boot))
+            os.lseek(stdin, 0, os.SEEK_SET)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gyre.actors.child", self.spec.name],
+                stdin=stdin,
+                stdout=self._output.fd,
+                stderr=self._output.fd,
+                env=_environment(self.spec.environment),
+                start_new_session=True,
+            )
+        finally:
+            os.close(stdin)
+        self._output.started()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self.node.loop.add_reader(self._pidfd, self._on_exit)
+        log.info("process_started", actor=self.ref.label, pid=self._process.pid)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the whole group. Before it is reaped its pid cannot be another's."""
+        if self._process is not None and self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, number)
+            except ProcessLookupError:
+                return
+
+    def _on_exit(self) -> None:
+        assert self._process is not None
+        self._signal(signal.SIGKILL)  # what it left of its group
+        self.node.loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        code = self._process.wait()
+        for timer in self._timers:
+            timer.cancel()
+        tail = self._output.close()
+        reason = self._reason(code, tail)
+        log.info("process_ended", actor=self.ref.label, pid=self._process.pid, reason=str(reason))
+        link = self.node.links.get(self.node_id)
+        self.watched = link is not None and link.watches(self.ref.id)
+        self.node.processes.forget(self)
+        self.node.links.peer_over(self.node_id, reason)
+        self.ended.set_result(reason)
+
+    def _reason(self, code: int, tail: tuple[str, ...]) -> ExitReason:
+        if self._reported is not None:
+            reason = self._reported
+        else:
+            reason = ExitReason(kind="stopped" if self._asked_to_stop else "exit")
+        return msgspec.structs.replace(
+            reason,
+            exit_code=code if code >= 0 else None,
+            signal=_signal_name(code),
+            stderr_tail=tail if reason.abnormal else (),
+        )
+
+
+def _signal_name(code: int) -> str | None:
+    return signal.Signals(-code).name if code < 0 else None
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    root = str(Path(__file__).parents[2])
+    path = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, **extra, "PYTHONPATH": os.pathsep.join(path)}
+
+
+class Processes:
+    """The child processes of a node, by the node each of them is."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[str, ChildProcess] = {}
+        self.parent: Parent | None = None
+
+    def add(self, process: ChildProcess) -> None:
+        self._by_node[process.node_id] = process
+
+    def forget(self, process: ChildProcess) -> None:
+        self._by_node.pop(process.node_id, None)
+
+    def all(self) -> list[ChildProcess]:
+        return [*self._by_node.values()]
+
+    def received(self, node_id: str, frame: Frame) -> None:
+        process = self._by_node.get(node_id)
+        if process is not None:
+            process.received(frame)
+        elif self.parent is not None and node_id == self.parent.node_id and isinstance(frame, Shutdown):
+            self.parent.wants_stop()
+
+    def link_lost(self, node_id: str) -> bool:
+        """Whether the end of that peer's process will be known, and so the reason."""
+        process = self._by_node.get(node_id)
+        if process is not None:
+            process.link_lost()
+            return True
+        if self.parent is not None and node_id == self.parent.node_id:
+            self.parent.lost()
+        return False
+
+
+class Parent:
+    """The parent, as a child process sees it."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.stop = asyncio.Event()
+        self.gone = False
+
+    def wants_stop(self) -> None:
+        self.stop.set()
+
+    def lost(self) -> None:
+        self.gone = True
+        self.stop.set()

@@ -1,0 +1,57 @@
+"""An actor that only keeps others alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gyre.actors.actor import Actor
+from gyre.actors.handlers import handles
+from gyre.actors.messages import Ask, Restarted, Tell
+from gyre.actors.ref import Ref
+from gyre.actors.specs import Spec, Strategy
+from gyre.actors.supervision import Supervision
+
+
+class WhereIs(Ask[Ref | None], frozen=True, kw_only=True):
+    """To a Supervisor: its living child of that name."""
+
+    name: str
+
+
+class Follow(Tell, frozen=True, kw_only=True):
+    """To a Supervisor: send `watcher` a `Restarted` for each child that lives anew."""
+
+    watcher: Ref
+
+
+class Supervisor(Actor):
+    """Starts `children` in order, restarts them by `strategy`, stops them in reverse. When more than
+    `max_restarts` are needed within `window_s` it fails, which its own parent handles."""
+
+    def __init__(
+        self,
+        children: Sequence[Spec],
+        strategy: Strategy = "one_for_one",
+        max_restarts: int = 3,
+        window_s: float = 60.0,
+    ) -> None:
+        self._children = tuple(children)
+        self._followers: list[Ref] = []
+        self.supervision = Supervision(strategy, max_restarts, window_s)
+
+    async def started(self) -> None:
+        for spec in self._children:
+            await self.context.spawn(spec)
+
+    @handles(WhereIs)
+    async def where_is(self, message: WhereIs) -> Ref | None:
+        return self.context.child(message.name)
+
+    @handles(Follow)
+    async def follow(self, message: Follow) -> None:
+        self._followers.append(message.watcher)
+
+    @handles(Restarted)
+    async def restarted(self, message: Restarted) -> None:
+        for watcher in self._followers:
+            await watcher.tell(message)

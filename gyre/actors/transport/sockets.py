@@ -1,0 +1,153 @@
+"""Unix sockets and TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from typing import cast
+
+from gyre.actors.errors import BadMessage, LinkLost
+from gyre.actors.framing import FrameTooLong, Unframer, header
+from gyre.actors.transport.base import Accept, Receiver
+
+HANDSHAKE_LIMIT_BYTES = 4096
+JOIN_UP_TO_BYTES = 256 * 1024
+DIAL_TIMEOUT_S = 10.0
+
+
+class SocketChannel(asyncio.Protocol):
+    """Frames over a stream socket. Frames sent within one turn of the loop leave in one write."""
+
+    receiver: Receiver
+
+    def __init__(self, receiver: Receiver | None, accept: Accept | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._accept = accept
+        if receiver is not None:
+            self.receiver = receiver
+        self._unframer = Unframer(HANDSHAKE_LIMIT_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._room: asyncio.Future[None] | None = None
+        self._why = ""
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._unframer.limit_bytes
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit_bytes: int) -> None:
+        self._unframer.limit_bytes = limit_bytes
+
+    @property
+    def writable(self) -> bool:
+        return self._room is None
+
+    def send(self, payload: bytes) -> None:
+        if self._transport is None:
+            return
+        if not self._buffer:
+            self._loop.call_soon(self._flush)
+        self._buffer += header(payload)
+        if len(payload) > JOIN_UP_TO_BYTES:
+            self._flush()
+            self._transport.write(payload)
+        else:
+            self._buffer += payload
+            if len(self._buffer) > JOIN_UP_TO_BYTES:
+                self._flush()
+
+    async def drain(self) -> None:
+        while self._room is not None:
+            await asyncio.shield(self._room)
+
+    def close(self) -> None:
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _flush(self) -> None:
+        if self._buffer and self._transport is not None:
+            buffer, self._buffer = self._buffer, bytearray()
+            self._transport.write(buffer)
+
+    # --- asyncio.Protocol -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self._accept is not None:
+            self.receiver = self._accept(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._why:
+            return
+        try:
+            for payload in self._unframer.feed(data):
+                self.receiver.received(payload)
+        except (FrameTooLong, BadMessage, LinkLost) as error:
+            self._why = str(error)
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._room is not None:
+            self._room.set_result(None)
+            self._room = None
+        truncated = "it closed within a frame" if self._unframer.truncated else "it closed the connection"
+        self.receiver.lost(self._why or (str(exc) if exc is not None else truncated))
+
+    def pause_writing(self) -> None:
+        self._room = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._room is not None:
+            self._room.set_result(None)
+            self._room = None
+
+
+class SocketListener:
+    """A listening socket."""
+
+    def __init__(self, endpoint: str, server: asyncio.Server, path: Path | None = None) -> None:
+        self.endpoint = endpoint
+        self._server = server
+        self._path = path
+
+    def close(self) -> None:
+        self._server.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+async def listen_unix(path: Path, accept: Accept) -> SocketListener:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(lambda: SocketChannel(None, accept), path)
+    os.chmod(path, 0o600)
+    return SocketListener(f"unix:{path}", server, path)
+
+
+async def listen_tcp(host: str, accept: Accept) -> SocketListener:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: SocketChannel(None, accept), host, 0)
+    port = server.sockets[0].getsockname()[1]
+    return SocketListener(f"tcp:{host}:{port}", server)
+
+
+async def dial_unix(path: str, receiver: Receiver) -> SocketChannel:
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(DIAL_TIMEOUT_S):
+        _, channel = await loop.create_unix_connection(lambda: SocketChannel(receiver), path)
+    return channel
+
+
+async def dial_tcp(host: str, port: int, receiver: Receiver) -> SocketChannel:
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(DIAL_TIMEOUT_S):
+        _, channel = await loop.create_connection(lambda: SocketChannel(receiver), host, port)
+    return channel
