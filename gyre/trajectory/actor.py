@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import structlog
 
@@ -75,13 +77,8 @@ class TrajectoryActor(Actor):
     @handles(ExecutionEnded, concurrent=True)
     async def ended(self, message: ExecutionEnded) -> None:
         ended = self._book.end(message.spec, message.result)
-        await self._journal.write(ended)
-        if not self._book.close(ended):
-            return
-        _log_execution(ended)
-        group = self._book.group(message.spec.group)
-        if group.complete:
-            self.context.run(self._finish(group), name=f"finish {group.id}")
+        # Whoever asked may give up on a full disk; the end counts all the same.
+        await asyncio.shield(self.context.run(self._close(ended), name=f"end {message.spec.execution}"))
 
     @handles(SetWaterlevel)
     async def set_waterlevel(self, message: SetWaterlevel) -> None:
@@ -97,6 +94,15 @@ class TrajectoryActor(Actor):
     @handles(GetResume)
     async def resume(self, message: GetResume) -> ResumeState:
         return self._book.resume_state()
+
+    async def _close(self, ended: EndedExecution) -> None:
+        await self._journal.write(ended)
+        if not self._book.close(ended):
+            return
+        _log_execution(ended)
+        group = self._book.group(ended.spec.group)
+        if group.complete:
+            self.context.run(self._finish(group), name=f"finish {group.id}")
 
     async def _finish(self, group: Group) -> None:
         if group.first.split == "eval":

@@ -127,13 +127,14 @@ def _texts(messages: Iterable[Mapping[str, Any]], role: str) -> Iterator[str]:
 
 def _string_arguments(message: Mapping[str, Any]) -> Iterator[str]:
     """All strings among the arguments of a message's tool calls; arguments that are no JSON have none."""
-    for call in message.get("tool_calls") or ():
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
         arguments = function.get("arguments") if isinstance(function, Mapping) else None
         if isinstance(arguments, str):
             try:
                 arguments = msgspec.json.decode(arguments)
-            except (msgspec.DecodeError, UnicodeEncodeError):
+            except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
                 continue
         yield from _strings(arguments)
 

@@ -4,11 +4,28 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from gyre.trajectory.records import CallRecord
 from gyre.trajectory.roles import classify, count
 from tests.trajectory.trees import calls_tool, random_records, record, says, tree_of, user
 
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+any_messages = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": st.sampled_from(["user", "assistant"]) | json_values,
+        "content": json_values | st.lists(st.fixed_dictionaries({"text": json_values}), max_size=2),
+        "tool_calls": json_values
+        | st.lists(
+            st.fixed_dictionaries({"function": st.fixed_dictionaries({"arguments": json_values})}), max_size=2
+        ),
+    },
+)
 SUMMARY = "k7.csv went to data, and the box is still to be filed."
 ASK_SUMMARY = user("Summarise what was done so far.")
 
@@ -182,3 +199,21 @@ def test_each_call_has_a_role_and_summaries_prove_themselves(records: list[CallR
         assert roles.of_node[root].removesuffix("_summary") == roles.of_node[summary].removesuffix("_summary")
     for root in roles.spawns:
         assert roles.of_node[root].startswith("sub_agent")
+
+
+@given(st.lists(st.tuples(any_messages, any_messages, st.booleans()), min_size=1, max_size=4))
+def test_whatever_a_harness_sends_has_a_role(
+    calls: list[tuple[dict[str, Any], dict[str, Any], bool]],
+) -> None:
+    records = [
+        record(f"c{index}", messages=[message], output=output, has_tools=has_tools)
+        for index, (message, output, has_tools) in enumerate(calls)
+    ]
+    assert len(roles_of(*records)) == len(calls)
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, '"\\ud800"', "\ud800", ""])
+def test_arguments_that_are_no_json_prove_nothing(arguments: str) -> None:
+    message = {"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}
+    roles = roles_of(record("m1", output=message), record("m2", messages=[user(arguments)]))
+    assert roles == {"m1": "main", "m2": "main"}
