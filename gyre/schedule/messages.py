@@ -68,11 +68,13 @@ class GroupFinished(Tell, frozen=True, kw_only=True):
 
 
 class MicroStepsReady(Tell, frozen=True, kw_only=True):
-    """From the MicroStepQueue, on change: how many micro-steps may be claimed now, and of which step."""
+    """From the MicroStepQueue, on change: how many micro-steps may be claimed now, and of which step.
+    `complete`: the step waits for nothing but the core's update. `uncommitted` ones are of any step."""
 
     step: int
     unclaimed: int
     uncommitted: int
+    complete: bool = False
 
 
 class StepDone(Tell, frozen=True, kw_only=True):

@@ -127,12 +127,10 @@ def _to_train(state: ClusterState) -> list[Order]:
     if not rollout:
         return []
     cell = min(rollout, key=lambda c: c.cell)
-    if cell.cell == CORE:
-        wanted = _has_training_work(state)
-    else:
-        wanted = core_trains and state.ready_micro_steps > 0
+    is_core = cell.cell == CORE
+    work = _has_training_work(state) if is_core else state.ready_micro_steps > 0
     capacity = state.rollout_capacity
-    if not wanted or state.unfinished > capacity - cell.capacity:
+    if not work or not (is_core or core_trains) or state.unfinished > capacity - cell.capacity:
         return []
     text = f"w={state.unfinished} <= C_R-C_e = {capacity}-{cell.capacity}"
     return [ToTrain(cell=cell.cell, waterlevel=text)]

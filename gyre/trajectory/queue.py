@@ -67,7 +67,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
+class QueueTotals(msgspec.Struct, frozen=True, kw_only=True):
     """What was committed since the queue began."""
 
     steps: int = 0
@@ -131,7 +131,7 @@ class QueueCore:
         self._gone: set[Life] = set()
         self._waiting: dict[int, _Waiting] = {}
         self._next_token = 1
-        self._totals = Totals()
+        self._totals = QueueTotals()
 
     @property
     def step(self) -> int:
@@ -139,7 +139,7 @@ class QueueCore:
         return self._step
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> QueueTotals:
         return self._totals
 
     def state(self) -> QueueState:
@@ -240,7 +240,7 @@ class QueueCore:
         by_cell = dict(self._totals.micro_steps_by_cell)
         for manifest in self._current().contributions:
             by_cell[manifest.cell] = by_cell.get(manifest.cell, 0) + len(manifest.micro_steps)
-        self._totals = Totals(steps=self._totals.steps + 1, micro_steps_by_cell=by_cell)
+        self._totals = QueueTotals(steps=self._totals.steps + 1, micro_steps_by_cell=by_cell)
         self._steps.pop(step, None)
         self._step = version
 

@@ -119,13 +119,15 @@ class SimulatedCluster:
         events: list[Callable[[], None]] = []
         phases = [c.phase for c in self._cells.values()]
         if "rollout" in phases:
-            events += [self._finish_train] * 3 * bool(self._left) + [self._finish_eval] * 3 * bool(self._evals)
+            events += [self._finish_train] * 3 * bool(self._left)
+            events += [self._finish_eval] * 3 * bool(self._evals)
         if phases[0] == "train":
             events += [self._train] * (self.state().ready_micro_steps > 0)
             events += [self._commit] * self.state().step_complete
         if self._change is not None:
             events.append(self._changed)
-        events += [lambda n=c.cell: self._phase(n, "rollout") for c in self._cells.values() if c.phase == "down"]
+        down = [c.cell for c in self._cells.values() if c.phase == "down"]
+        events += [lambda n=n: self._phase(n, "rollout") for n in down]
         alive = [c.cell for c in self._cells.values() if c.cell and c.phase != "down"]
         if self._deaths and alive and self._random.random() < 0.1:
             events.append(lambda: self._die(self._random.choice(alive)))

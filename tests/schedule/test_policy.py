@@ -201,7 +201,15 @@ def test_the_job_ends_after_the_last_evaluation() -> None:
 
 @pytest.mark.parametrize(
     ("published", "evaluated", "expected"),
-    [(0, None, True), (0, 0, False), (4, 0, False), (5, 0, True), (6, 5, False), (11, 5, True), (12, 11, True)],
+    [
+        (0, None, True),
+        (0, 0, False),
+        (4, 0, False),
+        (5, 0, True),
+        (6, 5, False),
+        (11, 5, True),
+        (12, 11, True),
+    ],
 )
 def test_evaluations_are_due_first_last_and_every_so_often(
     published: int, evaluated: int | None, expected: bool
@@ -220,7 +228,8 @@ def check_order(state: ClusterState, order: Order) -> None:
             assert all(phases[n] in ("train", "down") for n in range(cell)), "not a prefix"
             assert phases[0] == "train" or cell == 0
             assert state.unfinished <= state.rollout_capacity - capacity[cell]
-            assert order.waterlevel == f"w={state.unfinished} <= C_R-C_e = {state.rollout_capacity}-{capacity[cell]}"
+            capacities = f"{state.rollout_capacity}-{capacity[cell]}"
+            assert order.waterlevel == f"w={state.unfinished} <= C_R-C_e = {capacities}"
         case ToRollout(cell=cell):
             assert cell == max(n for n, phase in phases.items() if phase == "train")
         case PublishWeights():
@@ -243,7 +252,12 @@ def test_any_course_of_events_ends_and_keeps_order_and_waterlevel(
     capacities: list[int], burst: int, lead: int, steps: int, eval_every: int, deaths: int, seed: int
 ) -> None:
     config = PolicyConfig(
-        burst_steps=burst, lead_steps=lead, groups_per_step=2, group_size=3, eval_every=eval_every, eval_executions=2
+        burst_steps=burst,
+        lead_steps=lead,
+        groups_per_step=2,
+        group_size=3,
+        eval_every=eval_every,
+        eval_executions=2,
     )
     simulated = SimulatedCluster(
         config=config, capacities=capacities, steps=steps, seed=seed, deaths=deaths, check=check_order

@@ -37,7 +37,12 @@ def micro_steps(number: int, count: int) -> tuple[MicroStep, ...]:
 
 
 def claim(
-    cell: int = 0, *, incarnation: int = 1, version: int = 0, holds: tuple[int, ...] = (), core: bool | None = None
+    cell: int = 0,
+    *,
+    incarnation: int = 1,
+    version: int = 0,
+    holds: tuple[int, ...] = (),
+    core: bool | None = None,
 ) -> Claim:
     return Claim(
         cell=cell,

@@ -8,7 +8,9 @@ from gyre.loss.microstep import MicroStepStats
 from gyre.trajectory.queue import Answer, InvalidCommit, InvalidGroup, QueueConfig, QueueCore
 from tests.trajectory.queue_parts import GROUPS_PER_STEP, claim, group_name, manifest, micro_steps
 
-CONFIG = QueueConfig(groups_per_step=GROUPS_PER_STEP, lease_s=100.0, patience_s=20.0, hand_over_patience_s=5.0)
+CONFIG = QueueConfig(
+    groups_per_step=GROUPS_PER_STEP, lease_s=100.0, patience_s=20.0, hand_over_patience_s=5.0
+)
 
 
 class Queue:
