@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -106,7 +107,7 @@ class HarnessActor(Actor):
             ref = await self.context.spawn(
                 ChildSpec(
                     name=planned.spec.execution,
-                    start=lambda planned=planned: ExecutionActor(planned.spec, planned.task, self._around),
+                    start=partial(ExecutionActor, planned.spec, planned.task, self._around),
                     restart="temporary",
                     shutdown_s=EXECUTION_SHUTDOWN_S,
                 )

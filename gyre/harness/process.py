@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -84,10 +83,9 @@ class Child:
         output: Output,
         errors: Output | None = None,
         pass_fds: Sequence[int] = (),
-        file_bytes: int | None = None,
     ) -> None:
         """Raises NeverStarted. `mark` is found again in the environment of what it starts; its standard
-        error goes to `errors`, or with its output; no file of it may grow beyond `file_bytes`."""
+        error goes to `errors`, or with its output."""
         self._mark = mark
         self._popen, self._readers = _start(
             argv, cwd, {**environment, MARK: mark}, output, errors, tuple(pass_fds)
@@ -99,7 +97,6 @@ class Child:
             self._kill_group()
             self._popen.wait()
             raise NeverStarted(argv[0], str(error)) from error
-        _limit(self._popen.pid, file_bytes)
 
     @property
     def pid(self) -> int:
@@ -167,10 +164,3 @@ def _start(
             os.close(writing)
     readers = [OutputReader(pipe[0], out) for pipe, out in zip(pipes, outputs, strict=True)]
     return popen, readers
-
-
-def _limit(pid: int, file_bytes: int | None) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-        if file_bytes is not None:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (file_bytes, file_bytes))

@@ -7,14 +7,22 @@ from gyre.harness.score import ScoreError, junit_score, last_line_score
 
 @pytest.mark.parametrize(
     ("text", "score"),
-    [("1", 1.0), ("0", 0.0), ("running\n0.25\n\n", 0.25), ("0.5\n  .75  ", 0.75), ("1e-1", 0.1), ("+1.", 1.0)],
+    [
+        ("1", 1.0),
+        ("0", 0.0),
+        ("running\n0.25\n\n", 0.25),
+        ("0.5\n  .75  ", 0.75),
+        ("1e-1", 0.1),
+        ("+1.", 1.0),
+    ],
 )
 def test_the_last_line_is_the_score(text: str, score: float) -> None:
     assert last_line_score(text) == score
 
 
 @pytest.mark.parametrize(
-    "text", ["", " \n", "nan", "inf", "1.5", "-0.1", "0.5 points", "0x1", "1_0", "٠", "true", "0.5\ndone"]
+    "text",
+    ["", " \n", "nan", "inf", "1.5", "-0.1", "0.5 points", "0x1", "1_0", "\u0660", "true", "0.5\ndone"],
 )
 def test_anything_else_is_no_score(text: str) -> None:
     with pytest.raises(ScoreError):

@@ -68,7 +68,9 @@ def test_a_recipe_writes_once(tmp_path: Path) -> None:
 
 def test_a_recipe_that_fails_leaves_nothing_that_looks_written(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
-    recipe.write_text("def write(folder, count, seed):\n    (folder / 't').mkdir()\n    raise OSError('full')\n")
+    recipe.write_text(
+        "def write(folder, count, seed):\n    (folder / 't').mkdir()\n    raise OSError('full')\n"
+    )
     with pytest.raises(TasksError, match=r"recipe\.py:write: raised OSError: full"):
         write_recipe(f"{recipe}:write", tmp_path / "tasks", 2, 7)
     assert not (tmp_path / "tasks").exists()

@@ -1,0 +1,176 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from gyre.harness.config import EvaluatorConfig
+from gyre.harness.evaluator import EvaluationFailed, Evaluator, Left
+from gyre.harness.sandbox import Sandbox
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
+
+Score = Callable[..., Any]
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Left:
+    for name in ("workspace", "task"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "task" / "hidden").write_text("answer")
+    (tmp_path / "workspace" / "solution").write_text("answer")
+    return Left(
+        execution="g000000.00",
+        workspace=tmp_path / "workspace",
+        task=tmp_path / "task",
+        folder=tmp_path,
+        mark="gyre-tests/evaluator/",
+    )
+
+
+@pytest.fixture
+def evaluator(sandbox: Sandbox) -> Callable[..., Evaluator]:
+    def make(*command: str, **settings: Any) -> Evaluator:
+        return Evaluator(EvaluatorConfig(command=command, **settings), sandbox, 1 << 20)
+
+    return make
+
+
+def python(code: str) -> tuple[str, ...]:
+    return ("{python}", "-c", code, "{workspace}", "{task}", "{report}")
+
+
+COMPARE = """
+import sys
+workspace, task = sys.argv[1:3]
+print("comparing")
+print(float(open(workspace + "/solution").read() == open(task + "/hidden").read()))
+"""
+
+
+async def test_the_workspace_is_compared_with_what_is_hidden(evaluator: Score, left: Left) -> None:
+    assert await evaluator(*python(COMPARE)).score(left) == 1.0
+    (left.workspace / "solution").write_text("wrong")
+    assert await evaluator(*python(COMPARE)).score(left) == 0.0
+
+
+async def test_a_copy_is_evaluated_and_removed(evaluator: Score, left: Left) -> None:
+    code = "import os, sys; os.remove(sys.argv[1] + '/solution'); open('more', 'w').close(); print(1)"
+    assert await evaluator(*python(code)).score(left) == 1.0
+    assert [path.name for path in left.workspace.iterdir()] == ["solution"]
+    assert not (left.folder / "evaluation").exists()
+
+
+async def test_a_file_that_the_command_names_is_there(evaluator: Score, left: Left) -> None:
+    command = ("{python}", "-I", "-S", str(QUICKSTART / "evaluate.py"), "{workspace}")
+    assert await evaluator(*command).score(left) == 0.0
+
+
+async def test_a_score_counts_whatever_the_exit_code(evaluator: Score, left: Left) -> None:
+    assert await evaluator(*python("print(0.5); raise SystemExit(1)")).score(left) == 0.5
+
+
+FAILURES = [
+    ("raise SystemExit(3)", "printed nothing; exit code 3"),
+    ("print('garbage')", "no number: 'garbage'"),
+    ("print('nan')", "no number: 'nan'"),
+    ("print(1.01)", r"not in \[0, 1\]: 1.01"),
+    ("1/0", "it said 'ZeroDivisionError"),
+    ("import os; os.kill(os.getpid(), 9)", "killed by signal 9"),
+    ("import sys; sys.stdout.buffer.write(b'\\xff' * 100000)", "no number"),
+]
+
+
+@pytest.mark.parametrize(("code", "reason"), FAILURES)
+async def test_a_failure_is_no_score(evaluator: Score, left: Left, code: str, reason: str) -> None:
+    with pytest.raises(EvaluationFailed, match=reason):
+        await evaluator(*python(code), attempts=1).score(left)
+
+
+async def test_an_evaluator_that_hangs_is_no_score(evaluator: Score, left: Left) -> None:
+    code = "import time; print(1, flush=True); time.sleep(100)"
+    with pytest.raises(EvaluationFailed, match=r"did not end within 0\.4 s"):
+        await evaluator(*python(code), attempts=1, timeout_s=0.4).score(left)
+
+
+async def test_an_evaluator_that_is_not_there_is_no_score(evaluator: Score, left: Left) -> None:
+    with pytest.raises(EvaluationFailed, match="no-such-program"):
+        await evaluator("no-such-program", attempts=1).score(left)
+
+
+async def test_a_workspace_that_is_too_large_is_no_score(evaluator: Score, left: Left) -> None:
+    with (left.workspace / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(EvaluationFailed, match="max_workspace_bytes"):
+        await evaluator(*python("print(1)"), attempts=1).score(left)
+
+
+async def test_attempts_are_made_on_fresh_copies_and_told(evaluator: Score, left: Left) -> None:
+    code = """
+import os, sys
+assert not os.path.exists("dirt")
+open("dirt", "w").close()
+print("not yet")
+"""
+    with structlog.testing.capture_logs() as events, pytest.raises(EvaluationFailed) as failed:
+        await evaluator(*python(code)).score(left)
+    assert (failed.value.attempts, "not yet" in failed.value.reason) == (3, True)
+    told = [event for event in events if event["event"] == "evaluation_failed"]
+    assert [(event["execution"], event["attempt"]) for event in told] == [
+        (left.execution, i) for i in (1, 2, 3)
+    ]
+
+
+async def test_a_later_attempt_may_succeed(evaluator: Score, left: Left) -> None:
+    code = "import random; print(random.choice(['broken', '0.75']))"
+    assert await evaluator(*python(code), attempts=40).score(left) == 0.75
+
+
+PYTEST = ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml={report}", "{workspace}")
+
+
+async def test_junit_of_pytest_itself(evaluator: Score, left: Left) -> None:
+    (left.workspace / "test_it.py").write_text(
+        "import pytest\n"
+        "def test_a(): pass\n"
+        "def test_b(): assert False\n"
+        "def test_c(): pass\n"
+        "@pytest.mark.skip\n"
+        "def test_d(): pass\n"
+    )
+    assert await evaluator(*PYTEST, junit=True, timeout_s=30.0).score(left) == pytest.approx(2 / 3)
+
+
+async def test_junit_of_a_workspace_that_cannot_be_imported_is_a_zero(evaluator: Score, left: Left) -> None:
+    (left.workspace / "test_it.py").write_text("import no_such_module\n")
+    assert await evaluator(*PYTEST, junit=True, timeout_s=30.0).score(left) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("print(1)", "wrote no report"),
+        ("import os, sys; os.symlink('/etc/hostname', sys.argv[3])", "wrote no report"),
+        ("import sys; open(sys.argv[3], 'w').write('<testsuite/>')", "has no test"),
+        ("import sys; open(sys.argv[3], 'w').write('<!DOCTYPE x><testsuite/>')", "document type"),
+    ],
+)
+async def test_a_missing_or_broken_report_is_no_score(
+    evaluator: Score, left: Left, code: str, reason: str
+) -> None:
+    with pytest.raises(EvaluationFailed, match=reason):
+        await evaluator(*python(code), attempts=1, junit=True).score(left)
+
+
+async def test_what_the_evaluator_says_is_logged(evaluator: Score, left: Left) -> None:
+    await evaluator(*python("import sys; sys.stderr.write('a warning'); print(1)")).score(left)
+    assert "a warning" in (left.folder / "evaluator.log").read_text()
+
+
+async def test_nothing_of_the_job_is_in_its_environment(
+    evaluator: Score, left: Left, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYRE_TEST_SECRET", "1")
+    code = "import os; print(float('GYRE_TEST_SECRET' not in os.environ))"
+    assert await evaluator(*python(code)).score(left) == 1.0
