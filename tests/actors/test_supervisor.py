@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gyre.actors import (
+    Actor,
+    ActorDied,
+    ChildSpec,
+    Follow,
+    Node,
+    NodeFailed,
+    Ref,
+    Restarted,
+    Spec,
+    Supervisor,
+    WhereIs,
+    handles,
+)
+from gyre.actors.specs import Restart, Strategy
+from tests.actors.conftest import start
+from tests.actors.zoo import Add, Counter, Crash, Incarnation, Observe, Observed, Observer, Quit
+
+
+class Logged(Counter):
+    """Writes its start and its stop into a log that all share."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    async def started(self) -> None:
+        self.log.append(f"+{self.context.name}")
+
+    async def stopping(self) -> None:
+        self.log.append(f"-{self.context.name}")
+
+
+class Follower(Actor):
+    def __init__(self) -> None:
+        self.restarts: asyncio.Queue[Restarted] = asyncio.Queue()
+
+    @handles(Restarted)
+    async def restarted(self, message: Restarted) -> None:
+        self.restarts.put_nowait(message)
+
+
+def children(log: list[str], restart: Restart = "permanent") -> list[Spec]:
+    return [ChildSpec(name=name, start=lambda: Logged(log), restart=restart) for name in "abc"]
+
+
+async def supervised(
+    node: Node, log: list[str], strategy: Strategy = "one_for_one", restart: Restart = "permanent"
+) -> tuple[Ref, Follower]:
+    follower = Follower()
+    follows = await start(node, follower, "follower")
+    spec = ChildSpec(name="top", start=lambda: Supervisor(children(log, restart), strategy))
+    top = await node.spawn(spec)
+    await top.tell(Follow(watcher=follows))
+    return top, follower
+
+
+async def child(top: Ref, name: str) -> Ref:
+    ref = await top.ask(WhereIs(name=name))
+    assert ref is not None
+    return ref
+
+
+async def test_children_start_in_order_and_stop_in_reverse() -> None:
+    log: list[str] = []
+    async with Node(name="test") as node:
+        await node.spawn(ChildSpec(name="top", start=lambda: Supervisor(children(log))))
+        assert log == ["+a", "+b", "+c"]
+        log.clear()
+    assert log == ["-c", "-b", "-a"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "happened"),
+    [
+        ("one_for_one", ["-b", "+b"]),
+        ("rest_for_one", ["-b", "-c", "+b", "+c"]),
+        ("one_for_all", ["-b", "-c", "-a", "+a", "+b", "+c"]),
+    ],
+)
+async def test_a_crash_restarts_those_the_strategy_names(
+    node: Node, strategy: Strategy, happened: list[str]
+) -> None:
+    log: list[str] = []
+    top, follower = await supervised(node, log, strategy)
+    log.clear()
+    await (await child(top, "b")).tell(Crash())
+    for _ in range(len(happened) // 2):
+        await follower.restarts.get()
+    assert log == happened
+
+
+async def test_the_next_life_keeps_the_name_and_counts_on(node: Node) -> None:
+    top, follower = await supervised(node, [])
+    old = await child(top, "b")
+    await old.ask(Add(amount=5))
+    await old.tell(Crash())
+    restarted = await follower.restarts.get()
+    new = await child(top, "b")
+    assert (restarted.name, restarted.old, restarted.ref) == ("b", old, new)
+    assert restarted.reason.message == "crash"
+    assert new.label == "b#2"
+    assert await new.ask(Incarnation()) == 2
+    assert await new.ask(Add(amount=1)) == 1
+
+
+async def test_a_ref_to_a_former_life_never_reaches_the_next(node: Node) -> None:
+    top, follower = await supervised(node, [])
+    old = await child(top, "b")
+    await old.tell(Crash(text="first life"))
+    await follower.restarts.get()
+    with pytest.raises(ActorDied, match=r"b#1 died: ValueError: first life"):
+        await old.ask(Add(amount=1))
+
+
+async def test_transient_children_may_leave(node: Node) -> None:
+    log: list[str] = []
+    top, _ = await supervised(node, log, restart="transient")
+    observer = await start(node, Observer(), "observer")
+    leaving = await child(top, "b")
+    await observer.tell(Observe(ref=leaving))
+    await observer.ask(Observed(count=0))
+    await leaving.tell(Quit())
+    await observer.ask(Observed(count=1))
+    await asyncio.sleep(0)
+    assert await top.ask(WhereIs(name="b")) is None
+    assert log == ["+a", "+b", "+c", "-b"]
+
+
+async def test_too_many_restarts_fail_the_supervisor_and_then_its_parent() -> None:
+    class CrashesAtStart(Actor):
+        starts = 0
+
+        async def started(self) -> None:
+            type(self).starts += 1
+            if self.context.incarnation > 1:
+                raise ValueError("never again")
+
+        @handles(Crash)
+        async def crash(self, message: Crash) -> None:
+            raise ValueError("once")
+
+    spec = ChildSpec(name="a", start=CrashesAtStart)
+    with pytest.raises(
+        NodeFailed, match=r"its child top#4 died.*its child a#\d died: ValueError: never again"
+    ) as caught:
+        async with Node(name="test") as node:
+            top = await node.spawn(ChildSpec(name="top", start=lambda: Supervisor([spec], max_restarts=1)))
+            for _ in range(4):
+                ref = await top.ask(WhereIs(name="a"))
+                assert ref is not None
+                await ref.tell(Crash())
+                while (again := node.lookup("top")) in (top, None):
+                    await asyncio.sleep(0.005)
+                assert again is not None
+                top = again
+    assert CrashesAtStart.starts == 8
+    assert "never again" in str(caught.value)
+
+
+async def test_an_actor_learns_of_its_own_childrens_next_lives(node: Node) -> None:
+    class Parent(Follower):
+        async def started(self) -> None:
+            self.child = await self.context.spawn(ChildSpec(name="child", start=Counter))
+
+    parent = Parent()
+    await start(node, parent, "parent")
+    await parent.child.tell(Crash())
+    restarted = await parent.restarts.get()
+    assert restarted.old == parent.child
+    assert parent.context.child("child") == restarted.ref
+
+
+async def test_stopping_during_a_restart_leaves_nothing(node: Node) -> None:
+    starts: list[int] = []
+
+    class SlowStart(Counter):
+        async def started(self) -> None:
+            starts.append(self.context.incarnation)
+            if self.context.incarnation == 2:
+                await asyncio.Event().wait()
+
+    top = await node.spawn(
+        ChildSpec(name="top", start=lambda: Supervisor([ChildSpec(name="a", start=SlowStart)]))
+    )
+    await (await child(top, "a")).tell(Crash())
+    while len(starts) < 2:
+        await asyncio.sleep(0.005)
+    async with asyncio.timeout(3):
+        await node.stop(top)
+    await asyncio.sleep(0)
+    assert node.lives == {}
