@@ -175,6 +175,13 @@ class Claim(Ask[Lease | HandOver | StepComplete | Idle | Stale], frozen=True, kw
     core: bool
 
 
+class StopClaiming(Tell, frozen=True, kw_only=True):
+    """To the MicroStepQueue: the cell leaves training; its waiting claim is answered with Idle at once."""
+
+    cell: int
+    incarnation: int
+
+
 class ReturnLease(Tell, frozen=True, kw_only=True):
     """To the MicroStepQueue: this claim will not be computed (its cell leaves)."""
 

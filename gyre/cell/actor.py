@@ -1,0 +1,306 @@
+"""CellActor: one cell, in a process of its own, without torch. It commands its rank workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from gyre.actors import Actor, Ask, Down, ProcessSpec, Ref, handles
+from gyre.cell.core import Core
+from gyre.cell.engine.base import EngineMetrics
+from gyre.cell.messages import (
+    CellRole,
+    CellStatus,
+    CellUp,
+    EnterRollout,
+    EnterTrain,
+    GetSnapshot,
+    GetStatus,
+    Manifest,
+    Publish,
+    ReleaseSnapshot,
+    RoleChanged,
+    SaveCheckpoint,
+    Snapshot,
+    StageContribution,
+    StepComplete,
+    UpdateWeights,
+)
+from gyre.cell.role_change import RoleChange
+from gyre.cell.store import GetStoreAddress
+from gyre.cell.training import TrainingLoop
+from gyre.cell.worker_messages import (
+    BeginTraining,
+    BuildGroup,
+    CellSetup,
+    GetRankStatus,
+    Loaded,
+    LoadModel,
+    RankStatus,
+    StagedShard,
+    StageGradients,
+    WakeEngine,
+    WorkerConfig,
+)
+from gyre.rdma import RegionHandle, SharedMemory
+
+log = structlog.get_logger()
+
+LOAD_TIMEOUT_S = 1800.0
+CHANGE_TIMEOUT_S = 600.0
+
+
+class CellActorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell. `core` is None for the core itself. `checkpoint` is where the core resumes."""
+
+    setup: CellSetup
+    cell: int
+    waterlevel: Ref
+    queue: Ref
+    store: Ref
+    core: Ref | None
+    checkpoint: Path | None = None
+
+
+class CellActor(Actor):
+    """Changes the role of its ranks on order, runs the training loop while in train role. Cell 0 is the
+    core: it also holds the snapshots, sums the contributions and updates."""
+
+    def __init__(self, config: CellActorConfig) -> None:
+        self._config = config
+        self._setup = config.setup
+        self._cell = config.cell
+        self._ranks: list[Ref] = []
+        self._role: CellRole = "rollout"
+        self._changing = True
+        self._version = -1
+        self._generation = 0
+        self._loop: TrainingLoop | None = None
+        self._core = Core(config, self._ask_ranks, self._ask_rank) if config.core is None else None
+        self._micro_steps = 0
+        self._status_before: tuple[float, int, float] = (time.monotonic(), 0, 0.0)
+
+    async def started(self) -> None:
+        setup = self._setup
+        for rank in range(setup.cells.ranks):
+            worker = WorkerConfig(setup=setup, cell=self._cell, rank=rank, core=self._core is not None)
+            spec = ProcessSpec(
+                name=f"rank-{rank}",
+                actor="gyre.cell.worker:RankWorker",
+                config=worker,
+                environment=_rank_environment(setup),
+                log_path=setup.log_folder / f"cell-{self._cell}-rank-{rank}.log",
+                restart="temporary",
+            )
+            self._ranks.append(await self.context.spawn(spec))
+            self.context.monitor(self._ranks[-1])
+        self.context.run(self._join(), name="join")
+
+    async def _join(self) -> None:
+        """From bare ranks to a cell in rollout role with the published weights."""
+        loaded: list[Loaded] = await self._ask_ranks(
+            LoadModel(checkpoint=self._config.checkpoint), timeout_s=LOAD_TIMEOUT_S
+        )
+        await self._ask_ranks(await self._next_group())
+        if self._core is not None:
+            await self._core.first_snapshot(loaded[0].step)
+        snapshot = await self._pull("published")
+        await self._ask_ranks(WakeEngine(version=snapshot.version, region=snapshot.region))
+        await self._release(snapshot)
+        self._version = snapshot.version
+        self._changing = False
+        capacity = self._setup.cells.capacity_executions
+        up = CellUp(
+            cell=self._cell,
+            incarnation=self.context.incarnation,
+            ref=self.context.ref,
+            engines=tuple(self._ranks),
+            role="rollout",
+            version=self._version,
+            capacity_calls=capacity,
+            window_tokens=loaded[0].window_tokens,
+        )
+        await self._config.waterlevel.tell(up)
+
+    @handles(Down)
+    async def rank_died(self, message: Down) -> None:
+        """A cell is its ranks: without one of them its group cannot go on (gloo cannot abort)."""
+        raise RuntimeError(f"cell {self._cell}: a rank died: {message.reason}")
+
+    # --- roles ----------------------------------------------------------------------------------
+
+    @handles(EnterTrain)
+    async def enter_train(self, message: EnterTrain) -> RoleChanged:
+        self._changing = True
+        changed = await self._change().to_train()
+        self._role, self._version, self._changing = "train", changed.version, False
+        self._loop = TrainingLoop(
+            cell=self._cell,
+            incarnation=self.context.incarnation,
+            core=self._core is not None,
+            version=changed.version,
+            queue=self._config.queue,
+            ranks=self._ask_ranks,
+            contributor=self._core if self._core is not None else self,
+            claim_timeout_s=CHANGE_TIMEOUT_S,
+        )
+        self.context.run(self._loop.run(), name="train")
+        return changed
+
+    @handles(EnterRollout)
+    async def enter_rollout(self, message: EnterRollout) -> RoleChanged:
+        self._changing = True
+        if self._loop is not None:
+            await self._loop.leave()
+            self._micro_steps += self._loop.micro_steps
+            self._loop = None
+        changed = await self._change().to_rollout()
+        self._role, self._version, self._changing = "rollout", changed.version, False
+        return changed
+
+    @handles(UpdateWeights)
+    async def update_weights(self, message: UpdateWeights) -> RoleChanged:
+        changed = await self._change().update()
+        self._version = changed.version
+        return changed
+
+    def _change(self) -> RoleChange:
+        return RoleChange(
+            self._cell,
+            ranks=self._ask_ranks,
+            group=self._next_group,
+            pull=self._pull,
+            release=self._release,
+        )
+
+    # --- a satellite's contributor ----------------------------------------------------------------
+
+    async def contribute(self, manifest: Manifest) -> bool:
+        """Stages the gradients of all ranks in regions and has the core add them."""
+        assert self._config.core is not None
+        name = f"g{manifest.step}-c{self._cell}-i{self.context.incarnation}-t{manifest.tokens[0]}"
+        shards: list[StagedShard] = await self._ask_ranks(StageGradients(name=name))
+        manifest = msgspec.structs.replace(manifest, checksums=tuple(s.checksum for s in shards))
+        regions = tuple(shard.region for shard in shards)
+        try:
+            stage = StageContribution(manifest=manifest, regions=regions)
+            return await self._config.core.ask(stage, timeout_s=CHANGE_TIMEOUT_S)
+        finally:
+            self._free(regions)
+
+    async def commit(self, complete: StepComplete) -> int:
+        raise RuntimeError(f"cell {self._cell} is no core: the queue told it to commit step {complete.step}")
+
+    async def pull(self, version: int) -> int:
+        snapshot = await self._pull("training")
+        await self._ask_ranks(BeginTraining(version=snapshot.version, region=snapshot.region))
+        await self._release(snapshot)
+        self._version = snapshot.version
+        return snapshot.version
+
+    # --- what the core serves to others -------------------------------------------------------------
+
+    @handles(GetSnapshot, concurrent=True)
+    async def get_snapshot(self, message: GetSnapshot) -> Snapshot:
+        return await self._as_core().lease(message.cell, message.kind)
+
+    @handles(ReleaseSnapshot, concurrent=True)
+    async def release_snapshot(self, message: ReleaseSnapshot) -> None:
+        self._as_core().release(message.lease)
+
+    @handles(StageContribution, concurrent=True)
+    async def stage_contribution(self, message: StageContribution) -> bool:
+        return await self._as_core().stage(message.manifest, message.regions)
+
+    @handles(Publish, concurrent=True)
+    async def publish(self, message: Publish) -> int:
+        return self._as_core().publish()
+
+    @handles(SaveCheckpoint, concurrent=True)
+    async def save_checkpoint(self, message: SaveCheckpoint) -> str:
+        return str(await self._as_core().save_checkpoint())
+
+    # --- looking in ---------------------------------------------------------------------------------
+
+    @handles(GetStatus, concurrent=True)
+    async def status(self, message: GetStatus) -> CellStatus:
+        ranks: list[RankStatus] = await self._ask_ranks(GetRankStatus())
+        tokens = sum(r.engine.generated_tokens + r.trained_tokens for r in ranks)
+        busy_s = sum(r.engine.busy_s + r.train_busy_s for r in ranks) / len(ranks)
+        then, tokens_then, busy_then = self._status_before
+        now = time.monotonic()
+        self._status_before = (now, tokens, busy_s)
+        elapsed_s = max(now - then, 1e-3)
+        running = self._loop.micro_steps if self._loop is not None else 0
+        return CellStatus(
+            cell=self._cell,
+            role=self._role,
+            changing=self._changing,
+            version=self._version,
+            micro_steps=self._micro_steps + running,
+            tokens_per_s=(tokens - tokens_then) / elapsed_s,
+            busy_fraction=min(1.0, (busy_s - busy_then) / elapsed_s),
+            engine=_sum_metrics([r.engine for r in ranks]),
+        )
+
+    # --- ranks, group, snapshots ----------------------------------------------------------------------
+
+    async def _ask_ranks(self, message: Ask[Any], timeout_s: float = CHANGE_TIMEOUT_S) -> list[Any]:
+        """Asks all ranks at once; the first error cancels the other asks."""
+        async with asyncio.TaskGroup() as tasks:
+            asks = [tasks.create_task(rank.ask(message, timeout_s=timeout_s)) for rank in self._ranks]
+        return [task.result() for task in asks]
+
+    async def _ask_rank(self, rank: int, message: Ask[Any]) -> Any:
+        return await self._ranks[rank].ask(message, timeout_s=CHANGE_TIMEOUT_S)
+
+    async def _next_group(self) -> BuildGroup:
+        address = await self._config.store.ask(GetStoreAddress(), timeout_s=CHANGE_TIMEOUT_S)
+        self._generation += 1
+        prefix = f"cell{self._cell}/life{self.context.incarnation}/group{self._generation}"
+        return BuildGroup(host=address.host, port=address.port, prefix=prefix)
+
+    async def _pull(self, kind: Any) -> Snapshot:
+        if self._core is not None:
+            return await self._core.lease(self._cell, kind)
+        assert self._config.core is not None
+        return await self._config.core.ask(GetSnapshot(cell=self._cell, kind=kind), timeout_s=LOAD_TIMEOUT_S)
+
+    async def _release(self, snapshot: Snapshot) -> None:
+        if self._core is not None:
+            self._core.release(snapshot.lease)
+        else:
+            assert self._config.core is not None
+            await self._config.core.tell(ReleaseSnapshot(lease=snapshot.lease))
+
+    def _free(self, regions: tuple[RegionHandle, ...]) -> None:
+        shared = SharedMemory(self._setup.shm_folder)
+        for region in regions:
+            shared.free(region)
+
+    def _as_core(self) -> Core:
+        if self._core is None:
+            raise RuntimeError(f"cell {self._cell} is not the core")
+        return self._core
+
+
+def _rank_environment(setup: CellSetup) -> dict[str, str]:
+    threads = str(setup.cluster.threads_per_rank)
+    return {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
+
+
+def _sum_metrics(metrics: list[EngineMetrics]) -> EngineMetrics:
+    names = EngineMetrics.__struct_fields__
+    return EngineMetrics(**{name: sum(getattr(m, name) for m in metrics) for name in names})

@@ -1,0 +1,109 @@
+"""Checkpoints on disk: one folder a step, whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
+
+MANIFEST = "gyre.json"
+_STEP = re.compile(r"step-(\d{6})")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be used; `folder` says which."""
+
+    def __init__(self, folder: Path, reason: str) -> None:
+        super().__init__(f"checkpoint {folder}: {reason}")
+        self.folder = folder
+        self.reason = reason
+
+
+class CheckpointFolder:
+    """`step-000012/` holds what `AutoModelForCausalLM` and `AutoTokenizer` read, the optimizer's shards,
+    and a manifest with every file's size and crc32, written last."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    def path(self, step: int) -> Path:
+        return self._folder / f"step-{step:06d}"
+
+    @contextmanager
+    def writing(self, step: int) -> Iterator[Path]:
+        """A folder to fill; on leaving it is sealed and takes its place, and old ones go."""
+        partial = self._folder / f"partial-{step:06d}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            _seal(partial, step)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        shutil.rmtree(self.path(step), ignore_errors=True)
+        partial.rename(self.path(step))
+        for old in self.steps()[: -self._keep]:
+            shutil.rmtree(self.path(old), ignore_errors=True)
+
+    def steps(self) -> list[int]:
+        """Steps that have a folder, in order."""
+        if not self._folder.is_dir():
+            return []
+        found = (_STEP.fullmatch(entry.name) for entry in self._folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def newest_whole(self) -> Path | None:
+        """The newest checkpoint that is whole; a damaged one is reported and the one before is taken."""
+        for step in reversed(self.steps()):
+            try:
+                check(self.path(step))
+            except CheckpointError as error:
+                log.warning("checkpoint_skipped", folder=str(error.folder), reason=error.reason)
+            else:
+                return self.path(step)
+        return None
+
+
+def check(folder: Path) -> int:
+    """The step of a whole checkpoint. Raises CheckpointError naming the first file that is not as written."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        step, files = int(manifest["step"]), dict(manifest["files"])
+    except FileNotFoundError as error:
+        raise CheckpointError(folder, f"has no {MANIFEST}: it was never finished") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(folder, f"{MANIFEST} cannot be read: {error}") from error
+    for name, (size, checksum) in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(folder, f"{name} is missing")
+        if path.stat().st_size != size or _crc32(path) != checksum:
+            raise CheckpointError(folder, f"{name} is not as it was written (size or checksum differ)")
+    return step
+
+
+def _seal(folder: Path, step: int) -> None:
+    files = {path.name: (path.stat().st_size, _crc32(path)) for path in sorted(folder.iterdir())}
+    with (folder / MANIFEST).open("w") as out:
+        json.dump({"step": step, "files": files}, out, indent=1)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _crc32(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            checksum = zlib.crc32(block, checksum)
+    return checksum

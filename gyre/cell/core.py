@@ -1,0 +1,170 @@
+"""The core's part of a CellActor: snapshots, the sum of contributions, the update, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import structlog
+
+from gyre.actors import Ask
+from gyre.cell.checkpoints import CheckpointFolder
+from gyre.cell.messages import Manifest, Snapshot, StepCommitted, StepComplete
+from gyre.cell.snapshots import SnapshotShelf
+from gyre.cell.training import accept
+from gyre.cell.worker_messages import (
+    AddOwn,
+    AddShard,
+    BeginTraining,
+    CheckShard,
+    CommitStep,
+    Updated,
+    WarmStart,
+    WriteCheckpoint,
+    WriteSnapshot,
+)
+from gyre.rdma import RegionHandle, SharedMemory
+
+if TYPE_CHECKING:
+    from gyre.cell.actor import CellActorConfig
+
+log = structlog.get_logger()
+
+
+class AskRanks(Protocol):
+    def __call__(self, message: Ask[Any]) -> Awaitable[list[Any]]: ...
+
+
+class AskRank(Protocol):
+    def __call__(self, rank: int, message: Ask[Any]) -> Awaitable[Any]: ...
+
+
+class Core:
+    """Commits are serial with adding: a contribution is added to the step it was accepted for."""
+
+    def __init__(self, config: CellActorConfig, ranks: AskRanks, rank: AskRank) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._rank = rank
+        self._shelf = SnapshotShelf()
+        self._ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._adding = asyncio.Lock()
+        self._committed_by_cell: dict[int, int] = {}
+        self._shared = SharedMemory(config.setup.shm_folder)
+        self._checkpoints = CheckpointFolder(config.setup.checkpoint_folder, config.setup.checkpoint.keep)
+
+    @property
+    def step(self) -> int:
+        """Committed steps: the training version."""
+        return self._shelf.training
+
+    async def first_snapshot(self, step: int) -> None:
+        """Warm-starts where the job says so and nothing was trained yet; version `step` is published."""
+        if step == 0 and self._config.setup.model.warm_start is not None:
+            began = time.monotonic()
+            losses = await self._ranks(WarmStart())
+            log.info("warm_start", loss=losses[0], seconds=round(time.monotonic() - began, 1))
+        regions = await self._ranks(WriteSnapshot(version=step))
+        self._shelf.add(step, regions[0])
+        self._free(self._shelf.publish())
+        self._ready.set()
+
+    # --- snapshots ------------------------------------------------------------------------------
+
+    async def lease(self, cell: int, kind: Literal["training", "published"]) -> Snapshot:
+        """Waits until the first version is there."""
+        await self._ready.wait()
+        snapshot, freed = self._shelf.lease(cell, kind)
+        self._free(freed)
+        return snapshot
+
+    def release(self, lease: int) -> None:
+        self._free(self._shelf.release(lease))
+
+    def publish(self) -> int:
+        self._free(self._shelf.publish())
+        return self._shelf.published
+
+    # --- contributions ----------------------------------------------------------------------------
+
+    async def contribute(self, manifest: Manifest) -> bool:
+        """The core's own gradients: journalled like any, added in place."""
+        async with self._adding:
+            if not await accept(self._config.queue, manifest):
+                return False
+            await self._ranks(AddOwn())
+            self._count(manifest)
+            return True
+
+    async def stage(self, manifest: Manifest, regions: tuple[RegionHandle, ...]) -> bool:
+        """A satellite's: checked on all ranks, journalled, then added. Answers whether it counts."""
+        async with self._adding:
+            checks = [CheckShard(region=r, checksum=c) for r, c in zip(regions, manifest.checksums, strict=True)]
+            whole = [await self._rank(rank, check) for rank, check in enumerate(checks)]
+            if not all(whole):
+                log.warning("contribution_corrupt", cell=manifest.cell, step=manifest.step, ranks=whole)
+                return False
+            if not await accept(self._config.queue, manifest):
+                return False
+            for rank, region in enumerate(regions):
+                await self._rank(rank, AddShard(region=region))
+            self._count(manifest)
+            return True
+
+    async def commit(self, complete: StepComplete) -> int:
+        """Scale, clip, update, snapshot; tells the queue. Answers the new version."""
+        async with self._adding:
+            began = time.monotonic()
+            await self._shelf_room()
+            version = complete.step + 1
+            scale = 1.0 / max(complete.executions, 1)
+            updates: list[Updated] = await self._ranks(CommitStep(version=version, scale=scale))
+            self._free(self._shelf.add(version, updates[0].region))
+            committed = StepCommitted(
+                step=complete.step,
+                version=version,
+                grad_norm=updates[0].grad_norm,
+                lr=updates[0].lr,
+                seconds=round(time.monotonic() - began, 4),
+                stats=complete.stats,
+                cells=complete.cells,
+                micro_steps_by_cell=self._committed_by_cell,
+            )
+            self._committed_by_cell = {}
+        await self._config.queue.tell(committed)
+        return version
+
+    async def pull(self, version: int) -> int:
+        """The core trains what it has updated itself; after a return it pulls like any cell."""
+        snapshot = await self.lease(0, "training")
+        await self._ranks(BeginTraining(version=snapshot.version, region=snapshot.region))
+        self.release(snapshot.lease)
+        return snapshot.version
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    async def save_checkpoint(self) -> Path:
+        """Writes the last committed step beside its place, then moves it there."""
+        async with self._adding:
+            step = self.step
+            with self._checkpoints.writing(step) as folder:
+                await self._ranks(WriteCheckpoint(folder=folder, step=step))
+        return self._checkpoints.path(step)
+
+    def _count(self, manifest: Manifest) -> None:
+        done = self._committed_by_cell.get(manifest.cell, 0)
+        self._committed_by_cell[manifest.cell] = done + len(manifest.micro_steps)
+
+    async def _shelf_room(self) -> None:
+        while self._shelf.full:
+            self._room.clear()
+            await self._room.wait()
+
+    def _free(self, regions: list[RegionHandle]) -> None:
+        for region in regions:
+            self._shared.free(region)
+        self._room.set()

@@ -1,0 +1,98 @@
+"""A role change, one explicit list of states per direction.
+
+rollout -> train: sleep_engines, build_group, pull_weights, begin_training (the cell's calls are handed over
+before; its training loop starts after).
+train -> rollout: end_training, build_group, pull_weights, wake_engines (the training loop has ended before
+and handed its contribution over).
+
+Each state is timed. A state that fails fails the change, and the cell with it: its supervisor starts it
+again in a known state, its claims return.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+from gyre.actors import Ask
+from gyre.cell.messages import CellRole, RoleChanged, Snapshot
+from gyre.cell.worker_messages import (
+    BeginTraining,
+    BuildGroup,
+    EndTraining,
+    SleepEngine,
+    UpdateEngine,
+    WakeEngine,
+)
+
+AskRanks = Callable[[Ask[Any]], Awaitable[list[Any]]]
+GroupAddress = Callable[[], Awaitable[BuildGroup]]
+Pull = Callable[[Literal["training", "published"]], Awaitable[Snapshot]]
+Release = Callable[[Snapshot], Awaitable[None]]
+
+
+class RoleChange:
+    """One change of one cell."""
+
+    def __init__(
+        self, cell: int, *, ranks: AskRanks, group: GroupAddress, pull: Pull, release: Release
+    ) -> None:
+        self._cell = cell
+        self._ranks = ranks
+        self._group = group
+        self._pull = pull
+        self._release = release
+        self._states_s: dict[str, float] = {}
+        self.state = "idle"
+
+    async def to_train(self) -> RoleChanged:
+        async with self._in("sleep_engines"):
+            await self._ranks(SleepEngine())
+        async with self._in("build_group"):
+            await self._ranks(await self._group())
+        async with self._in("pull_weights"):
+            snapshot = await self._pull("training")
+        async with self._in("begin_training"):
+            await self._ranks(BeginTraining(version=snapshot.version, region=snapshot.region))
+            await self._release(snapshot)
+        return self._done("train", snapshot.version)
+
+    async def to_rollout(self) -> RoleChanged:
+        async with self._in("end_training"):
+            await self._ranks(EndTraining())
+        async with self._in("build_group"):
+            await self._ranks(await self._group())
+        async with self._in("pull_weights"):
+            snapshot = await self._pull("published")
+        async with self._in("wake_engines"):
+            await self._ranks(WakeEngine(version=snapshot.version, region=snapshot.region))
+            await self._release(snapshot)
+        return self._done("rollout", snapshot.version)
+
+    async def update(self) -> RoleChanged:
+        """No change of role: engines that are awake take the published weights."""
+        async with self._in("pull_weights"):
+            snapshot = await self._pull("published")
+        async with self._in("update_engines"):
+            await self._ranks(UpdateEngine(version=snapshot.version, region=snapshot.region))
+            await self._release(snapshot)
+        return self._done("rollout", snapshot.version)
+
+    @asynccontextmanager
+    async def _in(self, state: str) -> AsyncIterator[None]:
+        self.state = state
+        began = time.monotonic()
+        yield
+        self._states_s[state] = round(time.monotonic() - began, 4)
+
+    def _done(self, role: CellRole, version: int) -> RoleChanged:
+        self.state = "done"
+        return RoleChanged(
+            cell=self._cell,
+            role=role,
+            version=version,
+            seconds=round(sum(self._states_s.values()), 4),
+            states_s=self._states_s,
+        )

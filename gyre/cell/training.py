@@ -1,0 +1,148 @@
+"""The training loop of a cell: claim, compute, hand over; on the core also commit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import structlog
+
+from gyre.actors import Ask, Ref
+from gyre.cell.messages import (
+    Accept,
+    Claim,
+    HandOver,
+    Idle,
+    Lease,
+    Manifest,
+    ReturnLease,
+    Stale,
+    StepComplete,
+    StopClaiming,
+)
+from gyre.cell.worker_messages import DropGradients, TrainMicroStep
+from gyre.loss import MicroStepStats
+
+log = structlog.get_logger()
+
+AskRanks = Callable[[Ask[Any]], Awaitable[list[Any]]]
+
+
+class Contributor(Protocol):
+    """How a cell's contribution reaches the sum: the core adds it to its own, a satellite sends regions."""
+
+    async def contribute(self, manifest: Manifest) -> bool:
+        """Answers whether it counts."""
+
+    async def commit(self, complete: StepComplete) -> int:
+        """On the core: update, answer the new version."""
+
+    async def pull(self, version: int) -> int:
+        """Load the training snapshot, which is at least `version`; answer which it is."""
+
+
+class TrainingLoop:
+    """Runs until `leave`, then gives back what it has not computed and hands over what it has."""
+
+    def __init__(
+        self,
+        *,
+        cell: int,
+        incarnation: int,
+        core: bool,
+        version: int,
+        queue: Ref,
+        ranks: AskRanks,
+        contributor: Contributor,
+        claim_timeout_s: float,
+    ) -> None:
+        self._cell = cell
+        self._incarnation = incarnation
+        self._core = core
+        self._version = version
+        self._queue = queue
+        self._ranks = ranks
+        self._contributor = contributor
+        self._claim_timeout_s = claim_timeout_s
+        self._held: list[Lease] = []
+        self._stats = MicroStepStats()
+        self._leaving = False
+        self._ended = asyncio.Event()
+        self.micro_steps = 0
+        self.busy_s = 0.0
+
+    async def leave(self) -> None:
+        """Ends the loop; returns when the contribution is handed over."""
+        self._leaving = True
+        await self._queue.tell(StopClaiming(cell=self._cell, incarnation=self._incarnation))
+        await self._ended.wait()
+
+    async def run(self) -> None:
+        while not self._leaving:
+            claim = Claim(
+                cell=self._cell,
+                incarnation=self._incarnation,
+                version=self._version,
+                holds=tuple(lease.token for lease in self._held),
+                core=self._core,
+            )
+            await self._act(await self._queue.ask(claim, timeout_s=self._claim_timeout_s))
+        if self._held:
+            await self._hand_over()
+        self._ended.set()
+
+    async def _act(self, answer: Lease | HandOver | StepComplete | Idle | Stale) -> None:
+        match answer:
+            case Lease() if self._leaving:
+                give_back = ReturnLease(cell=self._cell, incarnation=self._incarnation, token=answer.token)
+                await self._queue.tell(give_back)
+            case Lease():
+                await self._compute(answer)
+            case HandOver():
+                await self._hand_over()
+            case StepComplete():
+                self._version = await self._contributor.commit(answer)
+            case Stale():
+                await self._forget()
+                self._version = await self._contributor.pull(answer.version)
+            case Idle():
+                pass
+
+    async def _compute(self, lease: Lease) -> None:
+        began = time.monotonic()
+        for stats in await self._ranks(TrainMicroStep(micro_step=lease.micro_step)):
+            self._stats += stats
+        self._stats += MicroStepStats(micro_steps=1)
+        self._held.append(lease)
+        self.micro_steps += 1
+        self.busy_s += time.monotonic() - began
+
+    async def _hand_over(self) -> None:
+        manifest = Manifest(
+            step=self._held[0].micro_step.step,
+            cell=self._cell,
+            incarnation=self._incarnation,
+            version=self._version,
+            micro_steps=tuple(lease.micro_step.id for lease in self._held),
+            tokens=tuple(lease.token for lease in self._held),
+            checksums=(),
+            stats=self._stats,
+        )
+        counts = await self._contributor.contribute(manifest)
+        log.info("contribution", cell=self._cell, step=manifest.step, micro_steps=len(self._held), counts=counts)
+        self._held = []
+        self._stats = MicroStepStats()
+        if not counts:
+            await self._ranks(DropGradients())
+
+    async def _forget(self) -> None:
+        self._held = []
+        self._stats = MicroStepStats()
+        await self._ranks(DropGradients())
+
+
+async def accept(queue: Ref, manifest: Manifest) -> bool:
+    """Has the queue journal a contribution; False: it is forfeit."""
+    return await queue.ask(Accept(manifest=manifest))
