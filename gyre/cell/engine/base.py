@@ -14,8 +14,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drawn. The draw at a position is a function of (`seed`, position) and the logits
     alone, so that a call that is resumed elsewhere continues as it would have. `temperature` 0 is greedy;
     `top_k` 0 and `top_p` 1 keep all tokens. The call ends with an end token of the model or of
-    `stop_token_ids`, which is part of the output, or when `max_new_tokens` were sampled, those before a resume
-    included."""
+    `stop_token_ids`, which is part of the output, or when `max_new_tokens` were sampled, those before a
+    resume included."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -41,8 +41,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of a call since the chunk before: `token_ids`, their log-probabilities under
     softmax(logits / temperature) before top-k and top-p (at temperature 0: softmax(logits)), and the weight
     version of each.
-    The last chunk of a call, and only it, has a `finish_reason`. `cached_tokens`, the same in each chunk: tokens
-    of `prompt_ids` whose KV was there already."""
+    The last chunk of a call, and only it, has a `finish_reason`. `cached_tokens`, the same in each chunk:
+    tokens of `prompt_ids` whose KV was there already."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -89,8 +89,8 @@ class Engine(Protocol):
         """The weight version it serves, None while asleep."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        """Yields chunks until one with a finish reason. Raises ContextOverflow, EngineAsleep, EngineFault, and
-        ValueError for a request that makes no sense. Closing the iterator aborts the call."""
+        """Yields chunks until one with a finish reason. Raises ContextOverflow, EngineAsleep, EngineFault,
+        and ValueError for a request that makes no sense. Closing the iterator aborts the call."""
 
     async def abort(self, call: str) -> None:
         """Ends a call at once: its iterator yields a last chunk with finish reason `abort`."""

@@ -1,4 +1,4 @@
-"""Which KV blocks of an engine are held, which full ones can be used again, which are free. No tensors here."""
+"""Which KV blocks of an engine are held, which can be used again, which are free. No tensors here."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class BlockPool:
         self, parent: CachedBlock | None, digest: bytes, tokens: Sequence[int], block: int
     ) -> CachedBlock | None:
         """Makes a full block findable, and holds it for its writer. Where the same tokens are cached already,
-        that block is held instead and `block` is freed. None, and `block` stays the writer's own, when the hash
-        belongs to other tokens."""
+        that block is held instead and `block` is freed. None, and `block` stays the writer's own, when the
+        hash belongs to other tokens."""
         entry = self._cached.get(digest)
         if entry is None:
             entry = CachedBlock(digest, parent, tuple(tokens), block)

@@ -1,4 +1,4 @@
-"""Giving a model's weights back to the machine and taking memory for them again, keeping the module itself."""
+"""Giving the memory of a model's weights back and taking it again, while the module itself stays."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import nn
 
 
 def release_parameters(model: nn.Module) -> None:
-    """Frees the memory of all parameters. Shapes, dtypes, ties and buffers stay; what reads a weight meanwhile
-    gets NaN, what writes one gets an error. Does nothing to what is released already."""
+    """Frees the memory of all parameters. Shapes, dtypes, ties and buffers stay; what reads a weight
+    meanwhile gets NaN, what writes one gets an error. Does nothing to what is released already."""
     for parameter in model.parameters():
         if not is_released(parameter):
             parameter.data = parameter.data.new_full((1,), float("nan")).expand(parameter.shape)

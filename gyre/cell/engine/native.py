@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from transformers import PreTrainedModel
 
@@ -18,7 +19,6 @@ from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.scheduler import Scheduler
 from gyre.cell.engine.sequence import Sequence
 
-P = ParamSpec("P")
 R = TypeVar("R")
 _Outlet = asyncio.Queue[Chunk | Exception]
 
@@ -76,7 +76,7 @@ class NativeEngine:
             raise EngineAsleep("the engine is asleep")
         sequence = self._sequence(request)
         outlet: _Outlet = asyncio.Queue()
-        self._submit(self._rollout.add, sequence, outlet)
+        self._submit(partial(self._rollout.add, sequence, outlet))
         ended = False
         try:
             while not ended:
@@ -88,11 +88,11 @@ class NativeEngine:
                 yield answer
         finally:
             if not ended and not self._closed:
-                self._submit(self._rollout.discard, sequence)
+                self._submit(partial(self._rollout.discard, sequence))
 
     async def abort(self, call: str) -> None:
         if self.version is not None:
-            await self._on_device(self._rollout.abort, call)
+            await self._on_device(partial(self._rollout.abort, call))
 
     async def abort_all(self) -> None:
         if self.version is not None:
@@ -105,13 +105,11 @@ class NativeEngine:
 
     async def wake(self, version: int, load: Callable[[], None]) -> None:
         """If `load` fails, its error is raised and the engine sleeps on."""
-        if self.version is not None:
-            raise RuntimeError(f"the engine is awake under version {self.version}: use update")
-        await self._on_device(self._rollout.wake, version, load)
+        await self._on_device(partial(self._rollout.wake, version, load))
 
     async def update(self, version: int, load: Callable[[], None]) -> None:
         """If `load` fails, its error is raised and the engine falls asleep: its weights are of no version."""
-        await self._on_device(self._rollout.update, version, load)
+        await self._on_device(partial(self._rollout.update, version, load))
 
     def metrics(self) -> EngineMetrics:
         return self._rollout.metrics()
@@ -146,35 +144,35 @@ class NativeEngine:
             chunked_at_s=time.monotonic(),
         )
 
-    async def _on_device(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def _on_device(self, work: Callable[[], R]) -> R:
         """Runs it on the device thread and answers, or raises, as it did."""
         self._loop = asyncio.get_running_loop()
-        return await asyncio.wrap_future(self._thread.submit(self._job, work, *args, **kwargs))
+        return await asyncio.wrap_future(self._thread.submit(self._job, work))
 
-    def _submit(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _submit(self, work: Callable[[], None]) -> None:
         """Runs it on the device thread; if it fails, every live call is told."""
         self._loop = asyncio.get_running_loop()
-        self._thread.submit(self._job, self._guarded, work, *args, **kwargs)
+        self._thread.submit(self._job, partial(self._guarded, work))
 
     # --- on the device thread -------------------------------------------------------------------
 
-    def _job(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def _job(self, work: Callable[[], R]) -> R:
         try:
-            return work(*args, **kwargs)
+            return work()
         finally:
             self._queue_step()
             self._deliver()
 
-    def _guarded(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            work(*args, **kwargs)
+            work()
         except Exception as error:
             self._rollout.fail_all(error)
 
     def _queue_step(self) -> None:
         if self._rollout.has_work and not self._step_queued:
             self._step_queued = True
-            self._thread.submit(self._job, self._guarded, self._step)
+            self._thread.submit(self._job, partial(self._guarded, self._step))
 
     def _step(self) -> None:
         self._step_queued = False

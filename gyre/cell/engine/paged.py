@@ -22,9 +22,10 @@ def check_model(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(f"{name} does not take transformers' attention functions: use a Llama or Qwen shape")
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    windowed = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    kinds = set(getattr(config, "layer_types", None) or (windowed,)) - {"full_attention"}
     if kinds:
-        raise ValueError(f"{name} has layers of kind {sorted(kinds)}: the native engine runs full attention only")
+        raise ValueError(f"{name} has {sorted(kinds)} layers: the native engine runs full attention only")
     if getattr(config, "attn_logit_softcapping", None):
         raise ValueError(f"{name} caps its attention logits, which the native engine does not")
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -45,11 +46,16 @@ def paged_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 class PagedKv:
-    """Keys and values, [blocks + 1, layers, 2, block_tokens, kv_heads, head_dim]: a block is one extent with all
-    its layers. The last block stays zero; it pads short sequences in a batch."""
+    """Keys and values, [blocks + 1, layers, 2, block_tokens, kv_heads, head_dim]: a block is one extent with
+    all its layers. The last block stays zero; it pads short sequences in a batch."""
 
     def __init__(
-        self, config: PretrainedConfig, blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: PretrainedConfig,
+        blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -177,7 +183,7 @@ class PagedPass:
     def _attend_batch(self, layer: int, query: torch.Tensor, scaling: float | None) -> torch.Tensor:
         keys, values = self._kv.gather(self._read[layer], self._singles)
         heads, tokens, head_dim = query.shape
-        # The query heads that share a key head stand in the place of query tokens: keys are read once for all.
+        # Query heads that share a key head stand in the place of query tokens: keys are read once for all.
         grouped = query.transpose(0, 1).reshape(tokens, keys.shape[1], -1, head_dim)
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask, scale=scaling)
         return out.reshape(tokens, heads, head_dim)

@@ -60,7 +60,7 @@ class Rollout(Generic[Outlet]):
         if self.version is None:
             self.outbox.append((outlet, EngineAsleep("the engine is asleep")))
         elif call in self._live:
-            self.outbox.append((outlet, ValueError(f"call {call} is live already: give each call its own id")))
+            self.outbox.append((outlet, ValueError(f"call {call} is live: give each call its own id")))
         else:
             self._live[call] = (sequence, outlet)
             self._scheduler.add(sequence)
@@ -109,6 +109,8 @@ class Rollout(Generic[Outlet]):
         self._busy_s += now_s - started_s
 
     def wake(self, version: int, load: Load) -> None:
+        if self.version is not None:
+            raise RuntimeError(f"the engine is awake under version {self.version}: use update")
         try:
             self._runner.take_weights()
             with torch.no_grad():
@@ -121,8 +123,9 @@ class Rollout(Generic[Outlet]):
         self.version = version
 
     def sleep(self) -> None:
-        self.abort_all()
-        self._release()
+        # Asleep, the weights may be in the trainer's use.
+        if self.version is not None:
+            self._release()
 
     def update(self, version: int, load: Load) -> None:
         if self.version is None:

@@ -21,7 +21,7 @@ def _mix(state: int) -> int:
 
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) for the token at `position`, counted from the first sampled one."""
-    # 48 bits: the largest value times a float64 sum stays below that sum, so that a draw never runs off its end.
+    # 48 bits: the largest value times a float64 sum stays below that sum: a draw never runs off its end.
     return (_mix(_mix(seed & _MASK) + (position + 1) * _GOLDEN & _MASK) >> 16) * 2.0**-48
 
 

@@ -11,7 +11,7 @@ from gyre.cell.engine.sequence import Sequence
 
 @dataclass(slots=True, frozen=True)
 class Span:
-    """Tokens [start, start + count) of a sequence. Its next token is sampled when the span ends with its last."""
+    """Tokens [start, start + count) of a sequence. If they include its last, its next one is sampled."""
 
     sequence: Sequence
     start: int
@@ -23,9 +23,9 @@ class Span:
 
 
 class Scheduler:
-    """Continuous batching. Every running sequence gets its decode token in each pass; prompts share the rest of
-    `step_tokens`, long ones in several passes. Without a free block the sequence admitted last waits again,
-    its KV dropped; the first one always goes on, so all finish."""
+    """Continuous batching. Every running sequence gets its decode token in each pass; prompts share the rest
+    of `step_tokens`, long ones in several passes. Without a free block the sequence admitted last waits
+    again, its KV dropped; the first one always goes on, so all finish."""
 
     def __init__(self, pool: BlockPool, max_batch: int, step_tokens: int) -> None:
         self.pool = pool
@@ -87,11 +87,8 @@ class Scheduler:
         self.pool.forget()
 
     def _admit(self, spans: list[Span], budget: int) -> None:
-        computing = {
-            digest
-            for sequence in self.running
-            if sequence.remaining > 1 and (digest := self._next_digest(sequence, len(sequence.chain))) is not None
-        }
+        computing = {self._next_digest(sequence) for sequence in self.running if sequence.remaining > 1}
+        computing.discard(None)
         later: list[Sequence] = []
         while self.waiting and budget > 0 and len(self.running) < self._max_batch:
             sequence = self.waiting.popleft()
@@ -120,8 +117,8 @@ class Scheduler:
         self.waiting.extendleft(reversed(later))
 
     def _take_prefix(self, sequence: Sequence) -> bytes | None:
-        """Holds what is cached of it, and answers the hash of the first full block that is not. Its last token
-        is always computed: its logits are needed."""
+        """Holds what is cached of it, and answers the hash of the first full block that is not. Its last
+        token is always computed: its logits are needed."""
         pool = self.pool
         pool.extend_digests(sequence.digests, sequence.tokens, self.version)
         usable = (len(sequence.tokens) - 1) // pool.block_tokens
@@ -129,9 +126,10 @@ class Scheduler:
         pool.hold(sequence.chain)
         sequence.table = [entry.block for entry in sequence.chain]
         sequence.computed = len(sequence.chain) * pool.block_tokens
-        return self._next_digest(sequence, len(sequence.chain))
+        return self._next_digest(sequence)
 
-    def _next_digest(self, sequence: Sequence, index: int) -> bytes | None:
+    def _next_digest(self, sequence: Sequence) -> bytes | None:
+        index = len(sequence.chain)
         return sequence.digests[index] if index < len(sequence.digests) else None
 
     def _blocks_for(self, tokens: int) -> int:

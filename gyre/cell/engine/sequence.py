@@ -1,4 +1,4 @@
-"""One call inside an engine: its tokens, how far their KV is computed, what its caller has not been told yet."""
+"""One call inside an engine: its tokens, their KV so far, and what its caller has not been told yet."""
 
 from __future__ import annotations
 

@@ -1,0 +1,197 @@
+"""What only the native engine promises: one thread, memory, models, the module shared with a trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+
+from gyre.cell.engine import EngineFault, GenerateRequest, SamplingParams
+from gyre.cell.engine.memory import is_released, restore_parameters
+from gyre.cell.engine.native import NativeEngine
+
+OPTIONS: dict[str, Any] = {
+    "window_tokens": 256,
+    "kv_tokens": 4096,
+    "block_tokens": 8,
+    "max_batch": 16,
+    "chunk_interval_s": 0.0,
+    "eos_token_ids": (),
+}
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+async def generate(engine: NativeEngine, call: str = "c", new_tokens: int = 10) -> tuple[int, ...]:
+    request = GenerateRequest(
+        call=call,
+        session="s",
+        prompt_ids=(1, 2, 3),
+        prompt_tokens=3,
+        sampling=SamplingParams(max_new_tokens=new_tokens),
+    )
+    return tuple([token async for chunk in engine.generate(request) for token in chunk.token_ids])
+
+
+async def test_sleep_frees_weights_and_kv_and_keeps_the_module(native: Any) -> None:
+    engine = await native.awake()
+    model = native.models[0]
+    tokens = await generate(engine)
+    parameters = list(model.parameters())
+    await engine.sleep()
+    assert all(is_released(p) for p in parameters)
+    assert engine._rollout._runner.kv_bytes == 0
+    await engine.wake(1, native.loader(engine, 0))
+    assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
+    assert await generate(engine) == tokens
+
+
+async def test_construction_leaves_the_weights_alone(native: Any) -> None:
+    engine = native.engine()
+    await engine.sleep()
+    assert not any(is_released(p) for p in native.models[0].parameters())
+
+
+async def test_the_pool_is_block_major(native: Any) -> None:
+    engine = await native.awake(kv_tokens=64)
+    data = engine._rollout._runner._kv.data
+    # 8 blocks and the one that pads; 2 layers, keys and values, 8 tokens, 2 heads of 16.
+    assert data.shape == (9, 2, 2, 8, 2, 16)
+    assert data.is_contiguous()
+    await asyncio.gather(*(generate(engine, f"c{i}", new_tokens=9 + i) for i in range(4)))
+    assert data[:8].abs().sum() > 0
+    assert not data[8].any()
+
+
+async def test_a_trainer_uses_the_same_module_while_the_engine_sleeps(native: Any) -> None:
+    thread = ThreadPoolExecutor(1)
+    engine = await native.awake(device_thread=thread)
+    model = native.models[0]
+    tokens = await generate(engine)
+    await engine.sleep()
+
+    def train() -> tuple[str, float]:
+        restore_parameters(model)
+        native.loader(engine, 0)()
+        model.train()
+        ids = torch.tensor([[1, 2, 3, 4]])
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        norm = float(model.get_input_embeddings().weight.grad.norm())
+        model.zero_grad(set_to_none=True)
+        return model.config._attn_implementation, norm
+
+    attention, norm = thread.submit(train).result()
+    assert attention == "sdpa"
+    assert norm > 0
+    await engine.sleep()
+    assert not any(is_released(p) for p in model.parameters())
+    await engine.wake(1, native.loader(engine, 0))
+    assert await generate(engine) == tokens
+    await engine.close()
+    assert thread.submit(lambda: 1).result() == 1
+    thread.shutdown()
+
+
+async def test_all_torch_work_is_on_the_device_thread(native: Any) -> None:
+    threads: set[str] = set()
+
+    def note(*_: Any) -> None:
+        threads.add(threading.current_thread().name)
+
+    thread = ThreadPoolExecutor(1, thread_name_prefix="device")
+    engine = native.engine(device_thread=thread)
+    native.models[0].register_forward_pre_hook(note)
+    load = native.loader(engine, 0)
+    await engine.wake(0, lambda: (note(), load())[1])
+    await generate(engine)
+    assert threads == {"device_0"}
+    await engine.close()
+    thread.shutdown()
+
+
+async def test_a_failed_pass_fails_its_calls_and_no_later_one(native: Any) -> None:
+    engine = await native.awake()
+    hook = native.models[0].register_forward_pre_hook(lambda *_: 1 / 0)
+    results = await asyncio.gather(*(generate(engine, f"c{i}") for i in range(3)), return_exceptions=True)
+    assert [type(result) for result in results] == [EngineFault] * 3
+    assert engine.metrics().kv_blocks_used == 0
+    hook.remove()
+    assert len(await generate(engine)) == 10
+
+
+async def test_logits_that_are_not_finite_fail_the_call(native: Any) -> None:
+    engine = await native.awake()
+    await engine.update(1, lambda: native.models[0].lm_head.weight.fill_(float("nan")))
+    with pytest.raises(EngineFault, match="not finite under version 1"):
+        await generate(engine)
+    await engine.update(2, native.loader(engine, 0))
+    assert len(await generate(engine)) == 10
+
+
+async def test_an_idle_engine_uses_no_cpu(native: Any) -> None:
+    engine = await native.awake()
+    await generate(engine)
+    before_s = time.process_time()
+    await asyncio.sleep(0.3)
+    assert time.process_time() - before_s < 0.03
+
+
+async def test_cycles_of_sleep_and_wake_leak_nothing(native: Any) -> None:
+    engine = await native.awake(kv_tokens=200_000)
+    load = native.loader(engine, 0)
+
+    async def cycle(version: int) -> tuple[int, int]:
+        call = asyncio.create_task(generate(engine, new_tokens=200))
+        await asyncio.sleep(0)
+        await engine.sleep()
+        await call
+        await engine.wake(version, load)
+        await generate(engine)
+        return threading.active_count(), resident_bytes()
+
+    for version in range(3):
+        threads, resident = await cycle(version)
+    for version in range(20):
+        after = await cycle(version)
+    assert after[0] == threads
+    assert after[1] - resident < 8e6
+
+
+def test_models_whose_attention_cannot_be_paged_are_refused() -> None:
+    small: dict[str, Any] = {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
+    with pytest.raises(ValueError, match="sliding_attention"):
+        NativeEngine(Gemma2ForCausalLM(Gemma2Config(**small)), **OPTIONS)
+    with pytest.raises(ValueError, match="sliding_attention"):
+        NativeEngine(MistralForCausalLM(MistralConfig(**small, sliding_window=64)), **OPTIONS)
+
+
+async def test_bfloat16_models_run(native: Any) -> None:
+    model = native.reference().__class__(native.reference().config).to(torch.bfloat16)
+    engine = NativeEngine(model, **OPTIONS)
+    await engine.wake(0, lambda: None)
+    assert len(await generate(engine)) == 10
+    assert engine._rollout._runner._kv.data.dtype == torch.bfloat16
+    await engine.close()
+
+
+def test_a_pool_of_no_block_is_refused(native: Any) -> None:
+    with pytest.raises(ValueError, match="kv_tokens"):
+        native.engine(kv_tokens=7)
