@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -15,13 +14,13 @@ import msgspec
 import structlog
 
 from gyre.actors import Actor, ChildSpec, Down, Ref, handles
-from gyre.harness import guardian
 from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.commands import check_program
 from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, TasksConfig
 from gyre.harness.evaluator import Evaluator
 from gyre.harness.execution import JOURNAL_S, Begin, ExecutionActor, Surroundings
 from gyre.harness.numbering import Numbering, Planned
+from gyre.harness.process import start_guardian
 from gyre.harness.sandbox import ProcessSandbox, Sandbox
 from gyre.harness.tasks import Task, load_tasks, write_recipe
 from gyre.schedule.messages import Dispatch, ExecutionFinished, ExecutionsDispatched
@@ -167,14 +166,3 @@ def source_tasks(config: TasksConfig | EvalConfig, written: Path) -> Sequence[Ta
         return load_tasks(written)
     assert config.path is not None, "the job file's rules want one of the two"
     return load_tasks(config.path)
-
-
-def start_guardian(guard: str) -> subprocess.Popen[bytes]:
-    """A small process that kills what carries the mark when this one is gone, however it went."""
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", guardian.__file__, guard],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )

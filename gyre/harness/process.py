@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from typing import Literal
 import msgspec
 import structlog
 
+from gyre.harness import guardian
 from gyre.harness.guardian import MARK, kill_marked
 from gyre.harness.output import Output, OutputReader
 
@@ -164,3 +166,14 @@ def _start(
             os.close(writing)
     readers = [OutputReader(pipe[0], out) for pipe, out in zip(pipes, outputs, strict=True)]
     return popen, readers
+
+
+def start_guardian(guard: str) -> subprocess.Popen[bytes]:
+    """A small process that kills what carries the mark when this one is gone, however it went."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", guardian.__file__, guard],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )

@@ -7,7 +7,7 @@ import structlog.testing
 
 from gyre.harness.config import EvaluatorConfig
 from gyre.harness.evaluator import EvaluationFailed, Evaluator, Left
-from gyre.harness.sandbox import Sandbox
+from gyre.harness.sandbox import ProcessSandbox, Sandbox
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
@@ -33,6 +33,16 @@ def left(tmp_path: Path) -> Left:
 def evaluator(sandbox: Sandbox) -> Callable[..., Evaluator]:
     def make(*command: str, **settings: Any) -> Evaluator:
         return Evaluator(EvaluatorConfig(command=command, **settings), sandbox, 1 << 20)
+
+    return make
+
+
+@pytest.fixture
+def plain() -> Callable[..., Evaluator]:
+    """What has nothing to do with walls is tested without them."""
+
+    def make(*command: str, **settings: Any) -> Evaluator:
+        return Evaluator(EvaluatorConfig(command=command, **settings), ProcessSandbox(), 1 << 20)
 
     return make
 
@@ -83,30 +93,30 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("code", "reason"), FAILURES)
-async def test_a_failure_is_no_score(evaluator: Score, left: Left, code: str, reason: str) -> None:
+async def test_a_failure_is_no_score(plain: Score, left: Left, code: str, reason: str) -> None:
     with pytest.raises(EvaluationFailed, match=reason):
-        await evaluator(*python(code), attempts=1).score(left)
+        await plain(*python(code), attempts=1).score(left)
 
 
-async def test_an_evaluator_that_hangs_is_no_score(evaluator: Score, left: Left) -> None:
+async def test_an_evaluator_that_hangs_is_no_score(plain: Score, left: Left) -> None:
     code = "import time; print(1, flush=True); time.sleep(100)"
     with pytest.raises(EvaluationFailed, match=r"did not end within 0\.4 s"):
-        await evaluator(*python(code), attempts=1, timeout_s=0.4).score(left)
+        await plain(*python(code), attempts=1, timeout_s=0.4).score(left)
 
 
-async def test_an_evaluator_that_is_not_there_is_no_score(evaluator: Score, left: Left) -> None:
+async def test_an_evaluator_that_is_not_there_is_no_score(plain: Score, left: Left) -> None:
     with pytest.raises(EvaluationFailed, match="no-such-program"):
-        await evaluator("no-such-program", attempts=1).score(left)
+        await plain("no-such-program", attempts=1).score(left)
 
 
-async def test_a_workspace_that_is_too_large_is_no_score(evaluator: Score, left: Left) -> None:
+async def test_a_workspace_that_is_too_large_is_no_score(plain: Score, left: Left) -> None:
     with (left.workspace / "sparse").open("wb") as file:
         file.truncate(1 << 30)
     with pytest.raises(EvaluationFailed, match="max_workspace_bytes"):
-        await evaluator(*python("print(1)"), attempts=1).score(left)
+        await plain(*python("print(1)"), attempts=1).score(left)
 
 
-async def test_attempts_are_made_on_fresh_copies_and_told(evaluator: Score, left: Left) -> None:
+async def test_attempts_are_made_on_fresh_copies_and_told(plain: Score, left: Left) -> None:
     code = """
 import os, sys
 assert not os.path.exists("dirt")
@@ -114,7 +124,7 @@ open("dirt", "w").close()
 print("not yet")
 """
     with structlog.testing.capture_logs() as events, pytest.raises(EvaluationFailed) as failed:
-        await evaluator(*python(code)).score(left)
+        await plain(*python(code)).score(left)
     assert (failed.value.attempts, "not yet" in failed.value.reason) == (3, True)
     told = [event for event in events if event["event"] == "evaluation_failed"]
     assert [(event["execution"], event["attempt"]) for event in told] == [
@@ -122,9 +132,9 @@ print("not yet")
     ]
 
 
-async def test_a_later_attempt_may_succeed(evaluator: Score, left: Left) -> None:
+async def test_a_later_attempt_may_succeed(plain: Score, left: Left) -> None:
     code = "import random; print(random.choice(['broken', '0.75']))"
-    assert await evaluator(*python(code), attempts=40).score(left) == 0.75
+    assert await plain(*python(code), attempts=40).score(left) == 0.75
 
 
 PYTEST = ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml={report}", "{workspace}")
@@ -142,9 +152,9 @@ async def test_junit_of_pytest_itself(evaluator: Score, left: Left) -> None:
     assert await evaluator(*PYTEST, junit=True, timeout_s=30.0).score(left) == pytest.approx(2 / 3)
 
 
-async def test_junit_of_a_workspace_that_cannot_be_imported_is_a_zero(evaluator: Score, left: Left) -> None:
+async def test_junit_of_a_workspace_that_cannot_be_imported_is_a_zero(plain: Score, left: Left) -> None:
     (left.workspace / "test_it.py").write_text("import no_such_module\n")
-    assert await evaluator(*PYTEST, junit=True, timeout_s=30.0).score(left) == 0.0
+    assert await plain(*PYTEST, junit=True, timeout_s=30.0).score(left) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -163,14 +173,14 @@ async def test_a_missing_or_broken_report_is_no_score(
         await evaluator(*python(code), attempts=1, junit=True).score(left)
 
 
-async def test_what_the_evaluator_says_is_logged(evaluator: Score, left: Left) -> None:
-    await evaluator(*python("import sys; sys.stderr.write('a warning'); print(1)")).score(left)
+async def test_what_the_evaluator_says_is_logged(plain: Score, left: Left) -> None:
+    await plain(*python("import sys; sys.stderr.write('a warning'); print(1)")).score(left)
     assert "a warning" in (left.folder / "evaluator.log").read_text()
 
 
 async def test_nothing_of_the_job_is_in_its_environment(
-    evaluator: Score, left: Left, monkeypatch: pytest.MonkeyPatch
+    plain: Score, left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GYRE_TEST_SECRET", "1")
     code = "import os; print(float('GYRE_TEST_SECRET' not in os.environ))"
-    assert await evaluator(*python(code)).score(left) == 1.0
+    assert await plain(*python(code)).score(left) == 1.0

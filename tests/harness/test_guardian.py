@@ -1,7 +1,9 @@
 import os
+import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from gyre.harness import guardian
 from gyre.harness.guardian import MARK, kill_marked, marked
@@ -52,3 +54,39 @@ def test_when_the_job_is_gone_the_guardian_kills_what_is_marked() -> None:
     watcher.communicate()
     assert harness.wait() == -signal.SIGKILL
     assert watcher.returncode == 0
+
+
+JOB = """
+import asyncio, os, sys
+from pathlib import Path
+from gyre.harness.output import Output
+from gyre.harness.process import start_guardian
+from gyre.harness.sandbox import Confined, Mount, ProcessSandbox, run
+
+async def main(folder):
+    guardian = start_guardian("gyre-tests/job/")
+    code = "setsid sh -c 'echo up > fifo; sleep 100' & sleep 100"
+    confined = Confined(
+        command=("sh", "-c", code), environment=dict(os.environ), mounts=(), socket=None, file_bytes=1 << 20,
+        workspace=Mount(host=folder, inside="/workspace"), mark="gyre-tests/job/g000000.00/1/",
+    )
+    await run(ProcessSandbox(), confined, Output(), timeout_s=100)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def test_kill_9_of_the_job_leaves_no_harness(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    fifo = os.open(tmp_path / "fifo", os.O_RDWR)
+    root = Path(__file__).parents[2]
+    job = subprocess.Popen([sys.executable, "-c", JOB, str(tmp_path)], cwd=root)
+    assert select.select([fifo], [], [], 30)[0], "the job did not start"
+    os.close(fifo)
+    processes = [os.pidfd_open(pid) for pid in marked("gyre-tests/job/")]
+    assert len(processes) >= 3
+    job.kill()
+    job.wait()
+    for process in processes:
+        assert select.select([process], [], [], 20)[0], "a process of the harness still runs"
+        os.close(process)
