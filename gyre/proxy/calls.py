@@ -251,6 +251,13 @@ class CallDesk:
             prompt_tokens=len(prompt.ids),
             sampled_tokens=len(sample.token_ids),
         )
+        log.debug(
+            "call_recorded",
+            call=flight.call,
+            prompt_tokens=len(prompt.ids),
+            sampled_tokens=len(sample.token_ids),
+            reroutes=sample.reroutes,
+        )
         if answer.malformed:
             log.warning("malformed_tool_call", call=flight.call, text=answer.message.text[:200])
 

@@ -96,7 +96,8 @@ class ConversationIndex:
     def _choose(self, calls: Sequence[str], answer: Message) -> str:
         """Several calls were answered alike: minted ids tell which is meant, else it is the last."""
         for tool_call in answer.tool_calls:
-            if (call := self._call_of.get(tool_call.id)) in calls:
+            call = self._call_of.get(tool_call.id)
+            if call is not None and call in calls:
                 return call
         return calls[-1]
 

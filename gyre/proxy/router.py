@@ -16,7 +16,7 @@ class EngineKey(NamedTuple):
 
     cell: int
     incarnation: int
-    index: int
+    engine: int
 
 
 class Seat(NamedTuple, Generic[EngineRef]):
@@ -102,10 +102,10 @@ class Router(Generic[EngineRef]):
         return any(engine.open for engine in self._engines.values())
 
     def _least_loaded(self, key: EngineKey) -> tuple[float, int, int]:
-        return (-self._load(key), key.cell, -key.index)
+        return (-self._load(key), key.cell, -key.engine)
 
     def _stays_longest(self, key: EngineKey) -> tuple[bool, int, float, int]:
-        return (self._load(key) < 1, key.cell, -self._load(key), -key.index)
+        return (self._load(key) < 1, key.cell, -self._load(key), -key.engine)
 
     def _load(self, key: EngineKey) -> float:
         """Calls in flight over what the engine carries well."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import structlog
-from aiohttp import ClientPayloadError, web
+from aiohttp import web
 
 from gyre.proxy.api import Api, key_of
 from gyre.proxy.calls import CallDesk
@@ -36,6 +36,7 @@ class ProxyServer:
         self._config = config
         self._desk = desk
         self._model_name = model_name
+        self._unix_socket: Path | None = None
         self._default_api = apis[0]
         self._api_of_path = {api.path: api for api in apis}
         app = web.Application(middlewares=[self._errors_as_json], client_max_size=config.max_body_bytes)
@@ -65,6 +66,8 @@ class ProxyServer:
     async def stop(self) -> None:
         """Closes the ports, then the connections."""
         await self._runner.cleanup()
+        if self._unix_socket is not None:
+            self._unix_socket.unlink(missing_ok=True)
 
     async def _listen_on(self, path: Path) -> None:
         if len(str(path).encode()) > _LONGEST_SOCKET_PATH:
@@ -74,6 +77,7 @@ class ProxyServer:
             await web.UnixSite(self._runner, str(path)).start()
         except OSError as error:
             raise CannotListen(str(path), str(error)) from error
+        self._unix_socket = path
 
     @web.middleware
     async def _errors_as_json(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -197,7 +201,7 @@ class _StreamedAnswer:
 async def _read(request: web.Request) -> bytes:
     try:
         return await request.read()
-    except (web.PayloadAccessError, ClientPayloadError) as error:
+    except web.RequestPayloadError as error:
         raise bad_request(f"the body cannot be read: {error}") from error
 
 

@@ -52,7 +52,7 @@ class ToolFormat(Protocol):
 class Hermes:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, of Hermes, Qwen2.5 and Qwen3."""
 
-    markers = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    markers: tuple[str, ...] = ("<tool_call>", "</tool_call>", "<think>", "</think>")
     supports_tools = True
 
     def parse(self, text: str) -> SampledAnswer:

