@@ -10,7 +10,7 @@ from gyre.actors.handshake import Crossed, DiallerHandshake, HandshakeFailed, Li
 from gyre.actors.link import Link
 from gyre.actors.log import log
 from gyre.actors.ref import Ref
-from gyre.actors.transport import Channel, dial
+from gyre.actors.transport import CLOSED, Channel, dial
 
 if TYPE_CHECKING:
     from gyre.actors.node import Node
@@ -55,8 +55,10 @@ class Links:
         """Its channel has ended. What is known of the peer's process says more than that."""
         if link.gone is not None:
             return
-        log.info("link_lost", node=self._node.name, peer=link.peer_name, why=why)
-        if not self._node.processes.link_lost(link.peer_id):
+        explained = self._node.processes.link_lost(link.peer_id)
+        if not explained or why != CLOSED:
+            log.info("link_lost", node=self._node.name, peer=link.peer_name, why=why)
+        if not explained:
             self._end(link, ExitReason(kind="lost", message=why))
 
     def peer_over(self, node_id: str, reason: ExitReason) -> None:

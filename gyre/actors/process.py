@@ -95,7 +95,13 @@ class ChildProcess:
 
     def link_lost(self) -> None:
         """It ended, or it will: a child without its parent is of no use."""
-        self._timers.append(self.node.loop.call_later(LINK_LOST_GRACE_S, self._signal, signal.SIGKILL))
+        self._timers.append(self.node.loop.call_later(LINK_LOST_GRACE_S, self._outlives_its_link))
+
+    def _outlives_its_link(self) -> None:
+        if self._reported is None:
+            self._signal(signal.SIGKILL)
+        else:
+            self._over(self._reported)  # what it still does on its way out concerns nobody
 
     # --- what the parent wants ------------------------------------------------------------------
 
@@ -154,11 +160,15 @@ class ChildProcess:
         tail = self._output.close()
         reason = self._reason(code, tail)
         log.info("process_ended", actor=self.ref.label, pid=self._process.pid, reason=str(reason))
-        link = self.node.links.get(self.node_id)
-        self.watched = link is not None and link.watches(self.ref.id)
         self.node.processes.forget(self)
-        self.node.links.peer_over(self.node_id, reason)
+        self._over(reason)
         self.ended.set_result(reason)
+
+    def _over(self, reason: ExitReason) -> None:
+        """Tells all who wait for it."""
+        link = self.node.links.get(self.node_id)
+        self.watched = self.watched or (link is not None and link.watches(self.ref.id))
+        self.node.links.peer_over(self.node_id, reason)
 
     def _reason(self, code: int, tail: tuple[str, ...]) -> ExitReason:
         if self._reported is not None:

@@ -167,7 +167,7 @@ class Codec:
             return (value.node_id, endpoint, value.id, value.name, value.incarnation)
         if isinstance(value, Path):
             return str(value)
-        raise NotImplementedError(f"a {type(value).__qualname__} cannot travel in a message")
+        raise TypeError(f"a {type(value).__qualname__} cannot travel in a message")
 
     def _from_wire(self, type: Any, value: Any) -> Any:
         if type is Ref:
@@ -178,4 +178,4 @@ class Codec:
             return self._bind(str(node_id), str(endpoint), int(id), str(name), int(incarnation))
         if issubclass(type, Path):
             return type(value)
-        raise NotImplementedError(f"a {type.__qualname__} cannot travel in a message")
+        raise TypeError(f"a {type.__qualname__} cannot travel in a message")

@@ -29,7 +29,7 @@ async def test_a_cycle_further_in_is_named_without_those_before_it(node: Node) -
     a, _ = await circle(node, "ab")
     outside = await start(node, Dancer(), "outside")
     await outside.tell(Circle(next=a))
-    with pytest.raises(WouldDeadlock, match="^a#1 -> b#1 -> a#1$"):
+    with pytest.raises(WouldDeadlock, match=r"^a#1 -> b#1 -> a#1$"):
         await outside.ask(GoRound())
 
 

@@ -57,8 +57,7 @@ async def test_cancelling_the_consumer_cancels_the_handler(node: Node) -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(consume())
-    while counter.produced < 5:
-        await asyncio.sleep(0)
+    await counter.producing.wait()
     task.cancel()
     await counter.hanging.wait()
 

@@ -89,6 +89,7 @@ class Counter(Actor):
         self.folder = config.folder
         self.seen: list[str] = []
         self.hanging = asyncio.Event()
+        self.producing = asyncio.Event()
         self.produced = 0
 
     async def stopping(self) -> None:
@@ -124,6 +125,7 @@ class Counter(Actor):
                 if i == message.fail_at:
                     raise ValueError(f"at {i}")
                 self.produced += 1
+                self.producing.set()
                 yield i
             self.seen.append("counted")
         finally:
@@ -385,3 +387,18 @@ class Talker(Actor):
     @handles(Hang)
     async def hang(self, message: Hang) -> None:
         os._exit(9)
+
+
+class GetEnv(Ask[str | None], frozen=True, kw_only=True):
+    name: str
+
+
+class Environ(Actor):
+    """Tells of its environment."""
+
+    def __init__(self, config: CounterConfig) -> None:
+        self.config = config
+
+    @handles(GetEnv)
+    async def get_env(self, message: GetEnv) -> str | None:
+        return os.environ.get(message.name)

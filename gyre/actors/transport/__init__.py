@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from gyre.actors.errors import LinkLost
-from gyre.actors.transport.base import Accept, Channel, Listener, Receiver
+from gyre.actors.transport.base import CLOSED, Accept, Channel, Listener, Receiver
 from gyre.actors.transport.memory import dial_memory, listen_memory
 from gyre.actors.transport.sockets import dial_tcp, dial_unix, listen_tcp, listen_unix
 
-__all__ = ["Accept", "Channel", "Listener", "Receiver", "dial", "listen"]
+__all__ = ["CLOSED", "Accept", "Channel", "Listener", "Receiver", "dial", "listen"]
 
 
 async def listen(kind: str, name: str, accept: Accept, *, folder: Path | None, host: str) -> Listener:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+CLOSED = "it closed the connection"
+
 
 class Receiver(Protocol):
     """The end of a channel in a node. What `received` raises closes the channel."""

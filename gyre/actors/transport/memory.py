@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gyre.actors.errors import BadMessage, LinkLost
-from gyre.actors.transport.base import Accept, Receiver
+from gyre.actors.transport.base import CLOSED, Accept, Receiver
 
 _listeners: dict[str, MemoryListener] = {}
 
@@ -32,7 +32,7 @@ class MemoryChannel:
     async def drain(self) -> None:
         return
 
-    def close(self, why: str = "it closed the connection") -> None:
+    def close(self, why: str = CLOSED) -> None:
         other, self._other = self._other, None
         if other is not None:
             self._loop.call_soon(other._end, why)

@@ -10,7 +10,7 @@ from typing import cast
 
 from gyre.actors.errors import BadMessage, LinkLost
 from gyre.actors.framing import FrameTooLong, Unframer, header
-from gyre.actors.transport.base import Accept, Receiver
+from gyre.actors.transport.base import CLOSED, Accept, Receiver
 
 HANDSHAKE_LIMIT_BYTES = 4096
 JOIN_UP_TO_BYTES = 256 * 1024
@@ -99,7 +99,7 @@ class SocketChannel(asyncio.Protocol):
         if self._room is not None:
             self._room.set_result(None)
             self._room = None
-        truncated = "it closed within a frame" if self._unframer.truncated else "it closed the connection"
+        truncated = "it closed within a frame" if self._unframer.truncated else CLOSED
         self.receiver.lost(self._why or (str(exc) if exc is not None else truncated))
 
     def pause_writing(self) -> None:
