@@ -147,8 +147,8 @@ class Routes:
                 self._router.fail(seat.key)
                 reason = str(error)
             except RemoteError as error:
-                if error.type_name == error_name(ContextOverflow):
-                    raise CallError(400, error.message, code="context_length_exceeded") from error
+                if (refusal := _refusal(error)) is not None:
+                    raise refusal from error
                 reason = str(error)
             except (ActorError, TimeoutError) as error:
                 reason = str(error)
@@ -186,6 +186,15 @@ async def _collect(seat: Seat[Ref], request: GenerateRequest, sample: Sample) ->
                 sample.finish_reason = "length"
             if sample.finish_reason or chunk.finish_reason == "abort":
                 return
+
+
+def _refusal(error: RemoteError) -> CallError | None:
+    """Where any engine would say the same of this call."""
+    if error.type_name == error_name(ContextOverflow):
+        return CallError(400, error.message, code="context_length_exceeded")
+    if error.type_name == error_name(ValueError):
+        return CallError(500, f"the engine refused the call: {error.message}", code="internal")
+    return None
 
 
 def _cut(leg: _Leg) -> None:

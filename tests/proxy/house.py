@@ -18,8 +18,8 @@ from gyre.proxy.actor import ProxyActor, ProxyActorConfig
 from gyre.schedule.messages import CloseRoute, OpenRoute
 from tests.proxy.scripted import KeepingTrajectory, Kept, Script, ScriptedEngine
 
-USER = {"role": "user", "content": "next: k7.csv"}
-PUT = {"type": "function", "function": {"name": "put", "parameters": {"type": "object"}}}
+USER: Any = {"role": "user", "content": "next: k7.csv"}
+PUT: Any = {"type": "function", "function": {"name": "put", "parameters": {"type": "object"}}}
 PUT_DATA = '<tool_call>{"name": "put", "arguments": {"folder": "data"}}</tool_call><|im_end|>'
 
 

@@ -23,7 +23,8 @@ class Die(Tell, frozen=True, kw_only=True):
 class Script:
     """What the policy answers to a prompt's text (as text or ids), one token a chunk. At `pause_at` tokens
     of a call the engine sets `paused` and waits for `go`. `asleep` names engines that refuse, `failing`
-    those that raise at their second token; a `deaf` script's engines hear no abort."""
+    those that raise at their second token, `refusal` is raised at once; engines of a `deaf` script hear no
+    abort."""
 
     folder: Path
     answer: Callable[[str], str | list[int]]
@@ -34,6 +35,7 @@ class Script:
     go: asyncio.Event = field(default_factory=asyncio.Event)
     asleep: set[str] = field(default_factory=set)
     failing: set[str] = field(default_factory=set)
+    refusal: Exception | None = None
     deaf: bool = False
 
     def __post_init__(self) -> None:
@@ -66,7 +68,9 @@ class ScriptedEngine(Actor):
         script.asked.set()
         if self._name in script.asleep:
             raise EngineAsleep
-        abort = self._aborts.setdefault(request.call, asyncio.Event())
+        if script.refusal is not None:
+            raise script.refusal
+        abort = self._aborts[request.call] = asyncio.Event()
         ids = script.ids(request)
         start = len(request.prompt_ids) - request.prompt_tokens
         end = min(len(ids), start + request.sampling.max_new_tokens)
@@ -98,7 +102,7 @@ class ScriptedEngine(Actor):
     @handles(Abort)
     async def abort(self, message: Abort) -> None:
         if not self._script.deaf:
-            self._aborts.setdefault(message.call, asyncio.Event()).set()
+            self._aborts[message.call].set()
 
     @handles(Die)
     async def die(self, message: Die) -> None:

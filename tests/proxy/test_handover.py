@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gyre.cell.engine.base import ContextOverflow
 from tests.proxy.house import PUT, PUT_DATA, USER, House, house
 from tests.proxy.scripted import Die
 
@@ -141,6 +142,19 @@ async def test_the_only_engine_is_tried_again(chatml_folder: Path, tmp_path: Pat
         assert (await call)[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("refusal", "status"), [(ContextOverflow(900, 512), 400), (ValueError("top_p = 7"), 500)]
+)
+async def test_what_every_engine_would_refuse_is_not_tried_again(
+    two: House, refusal: Exception, status: int
+) -> None:
+    two.script.refusal = refusal
+    found, answer = await two.post(CHAT)
+    assert found == status
+    assert str(refusal) in answer["error"]["message"]
+    assert len(two.script.requests) == 1
+
+
 async def test_an_engine_that_only_fails_is_given_up(chatml_folder: Path, tmp_path: Path) -> None:
     async with house(chatml_folder, tmp_path, wait_s=0.2) as built:
         built.script.asleep.add("cell0")
@@ -188,19 +202,6 @@ async def test_a_repeated_request_gets_the_sample_that_was_recorded(two: House) 
     _, answer = await two.post(CHAT)
     assert answer["id"] == "chatcmpl-g000001.00-0-0001"
     assert (await two.totals()).retries == 1
-
-
-async def test_a_repetition_that_is_heard_before_the_hang_up_is_one_too(two: House) -> None:
-    two.script.pause_at = 1
-    first = asyncio.create_task(two.post(CHAT))
-    await two.script.paused.wait()
-    again = asyncio.create_task(two.post(CHAT))
-    await asyncio.wait([again], timeout=0.02)
-    first.cancel()
-    await asyncio.wait([again], timeout=0.02)
-    two.script.go.set()
-    assert (await again)[0] == 200
-    assert len(two.script.requests) == 1
 
 
 async def test_alike_requests_of_waiting_clients_are_calls_of_their_own(two: House) -> None:

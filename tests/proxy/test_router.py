@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 from gyre.proxy.router import EngineKey, Router
 
 
-def routed(router: Router[str], session: str, call: str, **options: bool) -> str:
+def routed(router: Router[str], session: str, call: str, **options: Any) -> str:
     seat = router.pick(session, **options)
     assert seat is not None
     router.begin(call, seat.key)
