@@ -262,13 +262,18 @@ class Connection:
         return self._socket.recv(65536)
 
 
+def is_repeated(execution: str, call: int) -> bool:
+    """Whether this call (from 1 on) hangs up before the answer and is made again."""
+    return zlib.crc32(f"{execution}/{call}".encode()) % RETRY_EVERY == 0
+
+
 class Model:
     """The policy behind its address. Failures of the server are waited out, a refusal is not."""
 
-    def __init__(self, connection: Connection, model: str, seed: str) -> None:
+    def __init__(self, connection: Connection, model: str, execution: str) -> None:
         self._connection = connection
         self._model = model
-        self._seed = seed
+        self._execution = execution
         self._calls = 0
 
     def ask(self, messages: list, tools: list | None) -> tuple[dict, int]:
@@ -277,7 +282,7 @@ class Model:
             request["tools"] = tools
         body = json.dumps(request).encode()
         self._calls += 1
-        if zlib.crc32(f"{self._seed}/{self._calls}".encode()) % RETRY_EVERY == 0:
+        if is_repeated(self._execution, self._calls):
             try:
                 self._connection.hang_up(body)
             except OSError:

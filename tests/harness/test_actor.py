@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,96 +12,16 @@ import pytest
 import structlog
 import structlog.testing
 
-from gyre.actors import Actor, ChildSpec, Node, NodeFailed, Ref, SpawnFailed, handles
+from gyre.actors import NodeFailed, SpawnFailed
 from gyre.harness import guardian
-from gyre.harness.actor import HarnessActor, HarnessActorConfig
+from gyre.harness.actor import HarnessActorConfig
 from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, TasksConfig
 from gyre.harness.guardian import marked
-from gyre.proxy.messages import CloseExecution, ExecutionAccess, OpenExecution
-from gyre.schedule.messages import Dispatch, ExecutionFinished, ExecutionsDispatched, ExecutionStarted
-from gyre.trajectory.messages import GetResume, IncompleteGroup, ResumeState
-from gyre.trajectory.records import ExecutionEnded, ExecutionOpened, ExecutionResult
-
-EMPTY = ResumeState(finished=(), incomplete=(), next_group=0, next_eval=0)
-
-
-class Neighbours(Actor):
-    """Proxy, trajectory and waterlevel in one: notes what it is told."""
-
-    def __init__(self, resume: ResumeState) -> None:
-        self.resume = resume
-        self.said: list[Any] = []
-        self.changed = asyncio.Event()
-
-    def note(self, message: Any) -> None:
-        self.said.append(message)
-        self.changed.set()
-
-    def of(self, kind: type) -> list[Any]:
-        return [message for message in self.said if type(message) is kind]
-
-    async def until(self, kind: type, count: int) -> list[Any]:
-        async with asyncio.timeout(40):
-            while len(found := self.of(kind)) < count:
-                self.changed.clear()
-                await self.changed.wait()
-        return found
-
-    @handles(OpenExecution)
-    async def open(self, message: OpenExecution) -> ExecutionAccess:
-        self.note(message)
-        key = f"key-{message.execution}-{message.attempt}"
-        return ExecutionAccess(base_url="http://127.0.0.1:9/v1", key=key, unix_socket=None)
-
-    @handles(CloseExecution)
-    async def close(self, message: CloseExecution) -> None:
-        self.note(message)
-
-    @handles(GetResume)
-    async def get_resume(self, _: GetResume) -> ResumeState:
-        return self.resume
-
-    @handles(ExecutionOpened)
-    async def opened(self, message: ExecutionOpened) -> None:
-        self.note(message)
-
-    @handles(ExecutionEnded)
-    async def ended(self, message: ExecutionEnded) -> None:
-        self.note(message)
-
-    @handles(ExecutionsDispatched)
-    async def dispatched(self, message: ExecutionsDispatched) -> None:
-        self.note(message)
-
-    @handles(ExecutionStarted)
-    async def execution_started(self, message: ExecutionStarted) -> None:
-        self.note(message)
-
-    @handles(ExecutionFinished)
-    async def execution_finished(self, message: ExecutionFinished) -> None:
-        self.note(message)
-
-
-class Job:
-    def __init__(self, ref: Ref, neighbours: Neighbours, node: Node, run_dir: Path) -> None:
-        self.ref = ref
-        self.neighbours = neighbours
-        self.node = node
-        self.run_dir = run_dir
-
-    async def dispatch(self, groups: int = 1, split: Any = "train") -> None:
-        await self.ref.tell(Dispatch(split=split, groups=groups, version=0, step=0))
-
-    async def results(self, count: int) -> list[ExecutionResult]:
-        await self.neighbours.until(ExecutionFinished, count)
-        ended = self.neighbours.of(ExecutionEnded)
-        return sorted((message.result for message in ended), key=lambda result: result.execution)
-
-    def file(self, execution: str, name: str) -> Path:
-        return self.run_dir / "executions" / execution / name
-
-
-StartJob = Callable[..., AbstractAsyncContextManager[Job]]
+from gyre.proxy.messages import CloseExecution, OpenExecution
+from gyre.schedule.messages import ExecutionFinished, ExecutionsDispatched, ExecutionStarted
+from gyre.trajectory.messages import IncompleteGroup, ResumeState
+from gyre.trajectory.records import ExecutionEnded, ExecutionOpened
+from tests.harness.neighbours import EMPTY, Job, StartJob, running
 
 COUNT_FILES = "import os, sys; print(min(1.0, len(os.listdir(sys.argv[1])) / 4))"
 
@@ -133,15 +53,8 @@ def start_job(tmp_path: Path) -> StartJob:
             run_dir=tmp_path / "run",
             first_group=first_group,
         )
-        async with Node(name="test") as node:
-            neighbours = Neighbours(resume)
-            beside = await node.spawn(ChildSpec(name="beside", start=lambda: neighbours))
-            ref = await node.spawn(
-                ChildSpec(
-                    name="harness", start=lambda: HarnessActor(config, beside, beside, beside), shutdown_s=30
-                )
-            )
-            yield Job(ref, neighbours, node, tmp_path / "run")
+        async with running(config, resume) as job:
+            yield job
 
     return start
 
