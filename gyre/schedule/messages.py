@@ -93,12 +93,24 @@ class EvalDone(Tell, frozen=True, kw_only=True):
     executions: int
 
 
+class Connect(Ask[None], frozen=True, kw_only=True):
+    """To the WaterlevelActor: whom it gives orders to. It carries out none before."""
+
+    proxy: Ref
+    harness: Ref
+    queue: Ref
+
+
+class WaitFinished(Ask[None], frozen=True, kw_only=True):
+    """To the WaterlevelActor: answered when the job is over, or drained. Ask with a long time-out."""
+
+
 class Drain(Ask[None], frozen=True, kw_only=True):
     """To the WaterlevelActor: dispatch nothing more, write a checkpoint of the last complete step, answer."""
 
 
 class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person sees of the schedule."""
+    """What a person sees of the schedule. `checkpoint` is the folder of the newest one written."""
 
     dispatched: int
     started: int
@@ -110,6 +122,7 @@ class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
     role_changes: int
     role_changes_with_calls_in_flight: int
     cells: tuple[CellStatus, ...]
+    checkpoint: str | None = None
 
 
 class GetSchedule(Ask[ScheduleStatus], frozen=True, kw_only=True):

@@ -26,14 +26,13 @@ CORE = 0
 
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
     """mu = `burst_steps`, phi = `lead_steps`, B = `groups_per_step`, N = `group_size` executions a group.
-    An evaluation of `eval_executions` follows every `eval_every` steps (0: never)."""
+    An evaluation follows every `eval_every` steps (0: never)."""
 
     burst_steps: int = 1
     lead_steps: int = 0
     groups_per_step: int
     group_size: int
     eval_every: int = 0
-    eval_executions: int = 0
 
 
 def decide(state: ClusterState, config: PolicyConfig) -> list[Order]:
@@ -86,7 +85,7 @@ def _may_publish(state: ClusterState) -> bool:
 
 def _start_burst(state: ClusterState, config: PolicyConfig, groups: int) -> list[Order]:
     """Cells return, last in the order first, then everything is dispatched at once."""
-    coming = groups * config.group_size + (config.eval_executions if state.eval_pending else 0)
+    coming = groups * config.group_size + (state.eval_executions if state.eval_pending else 0)
     back = _returning(state, coming)
     if back is not None:
         text = f"burst over: w+Q={state.unfinished}+{coming}, C_R={state.rollout_capacity}"

@@ -25,7 +25,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     the first step of the running burst; both are absolute, as are `groups_dispatched` and
     `groups_finished`, which count training groups only. `ready_micro_steps` of the current step may be
     claimed; with `step_complete` it waits for nothing but the core's update. `eval_running` counts
-    evaluations, not their executions."""
+    evaluations; `eval_executions` is how many executions one has, as far as is known."""
 
     cells: tuple[CellState, ...]
     dispatched: int
@@ -41,6 +41,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     step_complete: bool = False
     eval_pending: bool
     eval_running: int
+    eval_executions: int = 0
     draining: bool = False
 
     @property

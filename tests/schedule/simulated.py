@@ -20,6 +20,8 @@ from gyre.schedule.state import (
     ToTrain,
 )
 
+EVAL_EXECUTIONS = 2
+
 
 class SimulatedCluster:
     """Executions finish only at a rollout cell, micro-steps are computed only by training cells of a
@@ -72,6 +74,7 @@ class SimulatedCluster:
                 self._config, published=self._published, steps=self._steps, evaluated=self._evaluated
             ),
             eval_running=1 if self._evals else 0,
+            eval_executions=EVAL_EXECUTIONS,
         )
 
     def run(self, max_events: int) -> None:
@@ -110,8 +113,8 @@ class SimulatedCluster:
                 self._dispatched += groups * self._config.group_size
             case DispatchEval():
                 self._evaluated = self._published
-                self._evals = [1] * self._config.eval_executions
-                self._dispatched += self._config.eval_executions
+                self._evals = [1] * EVAL_EXECUTIONS
+                self._dispatched += EVAL_EXECUTIONS
             case Finish():
                 self.is_finished = True
 

@@ -21,7 +21,7 @@ from gyre.schedule.state import (
 )
 from tests.schedule.simulated import SimulatedCluster
 
-CONFIG = PolicyConfig(groups_per_step=2, group_size=4, eval_every=5, eval_executions=4)
+CONFIG = PolicyConfig(groups_per_step=2, group_size=4, eval_every=5)
 
 
 def cluster(phases: str, **changes: Any) -> ClusterState:
@@ -144,6 +144,16 @@ def test_the_core_stays_if_the_next_batch_is_ready_and_the_rest_can_carry_what_c
     ]
 
 
+def test_an_evaluation_that_comes_counts_for_what_the_rest_must_carry() -> None:
+    config = replaced(lead_steps=1)
+    boundary = {"step": 1, "published": 1, "groups_dispatched": 4, "finished": 8, "ready_micro_steps": 3}
+    pending = boundary | {"eval_pending": True}
+    assert orders("trd", config, **pending, eval_executions=4) == [DispatchEval(), DispatchGroups(groups=2)]
+    assert orders("trd", config, **pending, eval_executions=5) == [
+        ToRollout(cell=0, waterlevel="burst over: w+Q=0+13, C_R=12")
+    ]
+
+
 def test_dispatch_depth_is_phi_plus_mu_steps_and_ends_with_the_job() -> None:
     config = replaced(burst_steps=2, lead_steps=1)
     assert orders("rrr", config, groups_dispatched=0) == [DispatchGroups(groups=6)]
@@ -257,7 +267,6 @@ def test_any_course_of_events_ends_and_keeps_order_and_waterlevel(
         groups_per_step=2,
         group_size=3,
         eval_every=eval_every,
-        eval_executions=2,
     )
     simulated = SimulatedCluster(
         config=config, capacities=capacities, steps=steps, seed=seed, deaths=deaths, check=check_order
