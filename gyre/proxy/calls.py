@@ -127,6 +127,7 @@ class CallDesk:
         flight = execution.begin(request, digests)
         self._sums["in_flight"] += 1
         flight.task = self._run(self._fly(execution, flight), name=f"call {flight.call}")
+        flight.task.add_done_callback(lambda _: self._landed(flight))
         return flight
 
     async def delivered(self, execution: Execution, flight: Flight) -> None:
@@ -151,9 +152,6 @@ class CallDesk:
             completion = await self._complete(execution, flight)
             if not flight.done.done():
                 flight.done.set_result(completion)
-        except asyncio.CancelledError:
-            flight.fail(execution_closed() if execution.closed else unavailable("the proxy is stopping"))
-            raise
         except CallError as error:
             log.warning(
                 "call_failed",
@@ -169,8 +167,11 @@ class CallDesk:
             log.exception("call_failed", execution=execution.name, call=flight.call, status=500)
             execution.forget(flight)
             flight.fail(CallError(500, f"{type(error).__name__}: {error}", code="internal"))
-        finally:
-            self._sums["in_flight"] -= 1
+
+    def _landed(self, flight: Flight) -> None:
+        """Also called where the flight's task was cancelled before its first step."""
+        self._sums["in_flight"] -= 1
+        flight.fail(unavailable("the proxy is stopping"))
 
     async def _complete(self, execution: Execution, flight: Flight) -> Completion:
         started_s = time.time()

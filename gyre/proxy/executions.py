@@ -14,11 +14,13 @@ _HANG_UP_GRACE_S = 0.05
 
 
 class Flight:
-    """A call from its arrival until its answer is delivered; `clients` wait for it now, none when all have
-    hung up. `done` has the answer once it is recorded, or a CallError."""
+    """A call from its arrival until its answer is delivered. `key` is what it asks, `digests` those of its
+    conversation; `clients` wait for it now, none when all have hung up. `done` has the answer once it is
+    recorded, or a CallError."""
 
-    def __init__(self, call: str, request: CallRequest, digests: list[bytes]) -> None:
+    def __init__(self, call: str, request: CallRequest, digests: list[bytes], key: bytes) -> None:
         self.call = call
+        self.key = key
         self.request = request
         self.digests = digests
         self.done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -27,7 +29,7 @@ class Flight:
         self.task: asyncio.Task[None] | None = None
 
     def fail(self, error: CallError) -> None:
-        """Its clients get this error."""
+        """Its clients get this error, unless they have an answer or an error already."""
         if not self.done.done():
             self.done.set_exception(error)
             # All clients may have hung up; then nobody else retrieves it.
@@ -56,8 +58,8 @@ class Execution:
         """A new call."""
         call = f"{self.name}-{self.attempt}-{self._calls:04d}"
         self._calls += 1
-        flight = Flight(call, request, digests)
-        self._flights.setdefault(repetition_key(request, digests[-1]), []).append(flight)
+        flight = Flight(call, request, digests, repetition_key(request, digests[-1]))
+        self._flights.setdefault(flight.key, []).append(flight)
         return flight
 
     async def find_repeated(self, request: CallRequest, digests: list[bytes]) -> Flight | None:
@@ -82,9 +84,8 @@ class Execution:
 
     def forget(self, flight: Flight) -> None:
         """It was delivered or failed: whoever asks the same again asks for a new sample."""
-        key = repetition_key(flight.request, flight.digests[-1])
-        flights = self._flights.get(key, [])
+        flights = self._flights.get(flight.key, [])
         if flight in flights:
             flights.remove(flight)
         if not flights:
-            self._flights.pop(key, None)
+            self._flights.pop(flight.key, None)
