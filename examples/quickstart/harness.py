@@ -21,7 +21,7 @@ from collections.abc import Callable
 COMPACT_TOKENS = 160  # a prompt longer than this is compacted before the next call
 MAX_TURNS = 24  # calls of one execution, sub-agents and summaries included
 RETRY_EVERY = 12  # one call in so many is asked twice
-HANG_UP_S = 0.05  # how long an answer that will be asked for twice is waited for
+HANG_UP_S = 0.02  # how long an answer that will be asked for twice is waited for
 TRIES = 8  # of one call, where the server fails
 
 FOLDERS = ("data", "docs", "images", "code")
