@@ -12,7 +12,7 @@ TICKS_PER_S = 250
 class Expiring(Protocol):
     """Something with a deadline; `slot` is the table's own."""
 
-    slot: dict[int, Expiring] | None
+    slot: dict[Expiring, None] | None
 
     def expire(self) -> None: ...
 
@@ -25,7 +25,7 @@ class Deadlines:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._ticks: list[int] = []
-        self._slots: dict[int, dict[int, Expiring]] = {}
+        self._slots: dict[int, dict[Expiring, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_tick = 0
 
@@ -38,14 +38,14 @@ class Deadlines:
             heapq.heappush(self._ticks, tick)
             if self._timer is None or tick < self._timer_tick:
                 self._arm(tick)
-        slot[id(item)] = item
+        slot[item] = None
         item.slot = slot
 
     def discard(self, item: Expiring) -> None:
         slot = item.slot
         if slot is not None:
-            slot.pop(id(item), None)
             item.slot = None
+            slot.pop(item, None)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -64,7 +64,7 @@ class Deadlines:
             slot = self._slots.pop(heapq.heappop(self._ticks))
             # The latest first: an ask made inside another must be the one that is named.
             while slot:
-                _, item = slot.popitem()
+                item, _ = slot.popitem()
                 item.slot = None
                 item.expire()
         while self._ticks and not self._slots[self._ticks[0]]:

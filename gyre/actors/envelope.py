@@ -11,7 +11,7 @@ from gyre.actors.errors import AskTimeout
 
 if TYPE_CHECKING:
     from gyre.actors.handlers import Handler
-    from gyre.actors.life import Life
+    from gyre.actors.local import LocalTarget
 
 INNER_MARGIN_S = 0.02
 
@@ -29,29 +29,34 @@ Chain = tuple[Waiter, ...]
 
 
 class Answer(Protocol):
-    """Where a handler's result goes: a future of this loop, or a frame to another process."""
+    """Where a handler's result goes: a future of this loop, a pipe, or frames to another process."""
 
     def set_result(self, result: Any, /) -> None: ...
     def set_exception(self, error: BaseException, /) -> None: ...
     def done(self) -> bool: ...
 
 
+class Origin(Protocol):
+    """The peer a message came from, which wants to know when it has left the mailbox."""
+
+    def taken(self, actor_id: int) -> None: ...
+
+
 class Envelope:
     """A message with what its way needs; also the scope its handler runs in: what the handler sends carries
     the cause, the deadline and the chain from here."""
 
+    # Positional only and no defaults but these: two of them are made for each ask.
     __slots__ = (
         "answer",
         "cause",
         "chain",
         "deadline",
-        "exclusive",
         "handler",
         "id",
         "life",
         "message",
         "origin",
-        "position",
         "slot",
         "task",
         "timeout_s",
@@ -61,37 +66,34 @@ class Envelope:
     def __init__(
         self,
         message: Any,
-        handler: Handler | None,
-        life: Life,
+        handler: Handler,
+        life: LocalTarget,
         id: int,
-        *,
+        cause: int,
         answer: Answer | None = None,
-        cause: int = 0,
         chain: Chain = (),
         deadline: float | None = None,
         timeout_s: float = 0.0,
         origin: Origin | None = None,
-        position: int = 0,
+        /,
     ) -> None:
         self.message = message
         self.handler = handler
         self.life = life
         self.id = id
-        self.answer = answer
         self.cause = cause
+        self.answer = answer
         self.chain = chain
         self.deadline = deadline
         self.timeout_s = timeout_s
         self.origin = origin
-        self.position = position
-        self.exclusive = handler is not None and handler.exclusive
-        self.slot: dict[int, Expiring] | None = None
+        self.slot: dict[Expiring, None] | None = None
         self.task: asyncio.Task[None] | None = None
         self.void = False
 
     def chain_from_here(self) -> Chain:
         """The chain of what its handler asks."""
-        if not self.exclusive:
+        if not self.handler.exclusive:
             return self.chain
         life = self.life
         return (*self.chain, Waiter(life.node.id, life.id, self.id, life.ref.label))
@@ -108,12 +110,6 @@ class Envelope:
         if not self.void:
             self.void = True
             self.life.cancel(self)
-
-
-class Origin(Protocol):
-    """The peer a message came from, which wants to know when it has left the mailbox."""
-
-    def taken(self, actor_id: int) -> None: ...
 
 
 CURRENT: ContextVar[Envelope | None] = ContextVar("gyre_current", default=None)

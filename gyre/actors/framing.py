@@ -41,20 +41,15 @@ class Unframer:
         if self._rest:
             self._rest += view
             view = memoryview(self._rest)
-            if not self._has_frame(view):
-                return
-            self._rest = bytearray()
-        at = 0
-        while self._has_frame(view[at:]):
-            end = at + 4 + _LENGTH.unpack_from(view, at)[0]
+        at, size = 0, len(view)
+        while size - at >= 4:
+            (length,) = _LENGTH.unpack_from(view, at)
+            if length > self.limit_bytes:
+                raise FrameTooLong(length, self.limit_bytes)
+            end = at + 4 + length
+            if end > size:
+                break
             yield view[at + 4 : end]
             at = end
-        self._rest += view[at:]
-
-    def _has_frame(self, view: memoryview) -> bool:
-        if len(view) < 4:
-            return False
-        (length,) = _LENGTH.unpack_from(view)
-        if length > self.limit_bytes:
-            raise FrameTooLong(length, self.limit_bytes)
-        return len(view) >= 4 + int(length)
+        if at or not self._rest:
+            self._rest = bytearray(view[at:])

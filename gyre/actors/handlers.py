@@ -92,3 +92,12 @@ def _handler(actor: type, method: Callable[..., Any], message: type[Message], co
     if not issubclass(message, Tell):
         answer_type(message)
     return Handler(message, method, not (concurrent or streams), streams)
+
+
+async def _no_method(actor: Any, message: Any) -> None:
+    """Scopes of no message."""
+
+
+# The scopes of an actor's background tasks, and of its `started`, in which it takes no message.
+INSIDE = Handler(Tell, _no_method, exclusive=False, streams=False)
+STARTING = Handler(Tell, _no_method, exclusive=True, streams=False)

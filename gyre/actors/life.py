@@ -1,4 +1,4 @@
-"""One life of an actor: its mailbox, the task that handles it, what it started."""
+"""One life of an actor: the task that handles its messages, what it started, its end."""
 
 from __future__ import annotations
 
@@ -6,28 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine
 from contextvars import copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gyre.actors.actor import Actor, Context
-from gyre.actors.envelope import CURRENT, Chain, Envelope, deadline_of
-from gyre.actors.errors import (
-    ActorDied,
-    AskTimeout,
-    ExitReason,
-    MailboxFull,
-    UnhandledMessage,
-    WouldDeadlock,
-    as_seen_by_caller,
-)
+from gyre.actors.envelope import CURRENT, Chain, Envelope
+from gyre.actors.errors import ActorDied, ExitReason, as_seen_by_caller
 from gyre.actors.family import Family
-from gyre.actors.handlers import Handler
+from gyre.actors.handlers import INSIDE, STARTING
+from gyre.actors.local import LocalTarget
 from gyre.actors.log import log
-from gyre.actors.mailbox import Mailbox
-from gyre.actors.messages import Down, Message, Tell, wire_name
+from gyre.actors.messages import Down, Tell, wire_name
 from gyre.actors.ref import ASK_TIMEOUT_S, Ref
-from gyre.actors.streams import ItemStream, Pipe, Sink
-from gyre.actors.watching import Watchers
+from gyre.actors.streams import Sink
 
 if TYPE_CHECKING:
     from gyre.actors.node import Node
@@ -49,26 +39,17 @@ class Timer:
         self._handle.cancel()
 
 
-class Life:
-    """Runs one actor from `started` to `stopping`. `ended` resolves with the reason when all of it, children
-    included, is gone; `exit` is set from the moment no message is taken any more."""
+class Life(LocalTarget):
+    """Runs one actor from `started` to `stopping`, in one task of its own."""
 
     def __init__(self, node: Node, actor: Actor, name: str, incarnation: int, capacity: int) -> None:
-        self.node = node
+        super().__init__(node, type(actor).table, name, incarnation, capacity)
         self.actor = actor
-        self.id = node.new_id()
-        self.ref = Ref(node.id, "", self.id, name, incarnation, self)
-        self.mailbox = Mailbox(capacity)
-        self.watchers = Watchers(self.ref)
         self.watched = False
         self.shutdown_s = ASK_TIMEOUT_S
-        self.exit: ExitReason | None = None
-        self.ended: asyncio.Future[ExitReason] = node.loop.create_future()
-        self._loop = node.loop
-        self._handlers = type(actor).table.by_type
         self._ready = False
-        self._scope = Envelope(None, None, self, 0)
-        self._current: Envelope | None = None
+        self._scope = Envelope(None, INSIDE, self, 0, 0)
+        self._context = copy_context()
         self._tasks: dict[asyncio.Task[Any], Envelope | None] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._family: Family | None = None
@@ -77,89 +58,8 @@ class Life:
         self._aborted = False
         self._killed = False
         self._interrupted = False
-        self._context = copy_context()
         self._main: asyncio.Task[None] | None = None
         actor.context = Context(self)
-
-    # --- from outside: the target of a Ref ------------------------------------------------------
-
-    async def ask(self, ref: Ref, message: Message, timeout_s: float) -> Any:
-        if self.exit is not None:
-            raise ActorDied(ref, self.exit)
-        handler = self._handlers.get(type(message)) or self._unhandled(message)
-        loop = self._loop
-        current = CURRENT.get()
-        chain: Chain = ()
-        cause = 0
-        if current is None:
-            deadline = loop.time() + timeout_s
-        else:
-            deadline = deadline_of(current, loop.time(), timeout_s)
-            cause = current.id
-            chain = current.chain_from_here()
-            if chain and handler.exclusive:
-                self.check_cycle(chain)
-        if self.mailbox.full:
-            await self._wait_for_room(deadline, AskTimeout(ref.label, type(message).__name__, timeout_s))
-            if self.exit is not None:
-                raise ActorDied(ref, self.exit)
-        answer = loop.create_future()
-        envelope = Envelope(
-            message, handler, self, self.node.new_id(), answer=answer, cause=cause, chain=chain,
-            deadline=deadline, timeout_s=timeout_s,
-        )  # fmt: skip
-        deadlines = self.node.deadlines
-        deadlines.add(envelope, deadline)
-        self.put(envelope)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            envelope.cancel()
-            raise
-        finally:
-            deadlines.discard(envelope)
-
-    async def tell(self, ref: Ref, message: Message, timeout_s: float) -> None:
-        if self.exit is None:
-            handler = self._handlers.get(type(message)) or self._unhandled(message)
-            current = CURRENT.get()
-            # An actor that tells itself would wait for its own handler.
-            if self.mailbox.full and (current is None or current.life is not self):
-                deadline = deadline_of(current, self._loop.time(), timeout_s)
-                await self._wait_for_room(deadline, MailboxFull(ref.label, timeout_s))
-        if self.exit is not None:
-            self.node.dead_letter(ref, wire_name(type(message)))
-            return
-        cause = 0 if current is None else current.id
-        self.put(Envelope(message, handler, self, self.node.new_id(), cause=cause))
-
-    def stream(self, ref: Ref, message: Message) -> ItemStream[Any]:
-        return ItemStream(partial(self._open_stream, ref, message))
-
-    async def _open_stream(self, ref: Ref, message: Message) -> Pipe:
-        handler = self._handlers.get(type(message)) or self._unhandled(message)
-        current = CURRENT.get()
-        if self.mailbox.full:
-            deadline = deadline_of(current, self._loop.time(), ASK_TIMEOUT_S)
-            await self._wait_for_room(deadline, MailboxFull(ref.label, ASK_TIMEOUT_S))
-        if self.exit is not None:
-            raise ActorDied(ref, self.exit)
-        pipe = Pipe()
-        envelope = Envelope(message, handler, self, self.node.new_id(), answer=pipe)
-        if current is not None:
-            envelope.cause, envelope.chain = current.id, current.chain_from_here()
-        pipe.cancel = envelope.cancel
-        self.put(envelope)
-        return pipe
-
-    def watch(self, ref: Ref, watcher: Life) -> None:
-        if self.ended.done():
-            watcher.deliver(Down(ref=ref, reason=self.ended.result()))
-        else:
-            self.watchers.add(watcher.id, watcher.deliver)
-
-    def unwatch(self, ref: Ref, watcher: Life) -> None:
-        self.watchers.discard(watcher.id)
 
     # --- from the node, the parent, a link ------------------------------------------------------
 
@@ -175,28 +75,13 @@ class Life:
             raise
 
     def put(self, envelope: Envelope) -> None:
-        if envelope.exclusive or not self._ready:
+        if envelope.handler.exclusive or not self._ready:
             self.mailbox.put(envelope)
         else:
             self._start_task(envelope)
 
-    def deliver(self, message: Tell) -> None:
-        """A message of the runtime's own; ignored by an actor that does not handle it."""
-        handler = self._handlers.get(type(message))
-        if handler is not None and self.exit is None:
-            self.mailbox.put_system(Envelope(message, handler, self, self.node.new_id()))
-
-    def check_cycle(self, chain: Chain) -> None:
-        """Raises WouldDeadlock when the message at hand is one of those that wait."""
-        current = self._current
-        if current is None:
-            return
-        for at, waiter in enumerate(chain):
-            if waiter.message_id == current.id and waiter.node_id == self.node.id:
-                raise WouldDeadlock([*(link.label for link in chain[at:]), self.ref.label])
-
     def cancel(self, envelope: Envelope) -> None:
-        """Its asker is gone. One that waits is skipped when its turn comes."""
+        # One that still waits in the mailbox is skipped when its turn comes.
         if envelope.task is not None:
             envelope.task.cancel()
         elif envelope is self._current and self._main is not None:
@@ -229,7 +114,7 @@ class Life:
 
     def monitor(self, ref: Ref) -> None:
         if Down not in self._handlers:
-            raise TypeError(f"{type(self.actor).__qualname__} monitors {ref.label} but does not handle Down")
+            raise TypeError(f"{self.table.actor} monitors {ref.label} but does not handle Down")
         ref.target.watch(ref, self)
 
     def demonitor(self, ref: Ref) -> None:
@@ -241,7 +126,7 @@ class Life:
         def deliver() -> None:
             self._timers.discard(handle)
             if self.exit is None:
-                self.put(Envelope(message, handler, self, self.node.new_id()))
+                self.put(Envelope(message, handler, self, self.node.new_id(), 0))
 
         handle = self._loop.call_later(delay_s, deliver)
         self._timers.add(handle)
@@ -253,7 +138,7 @@ class Life:
         label = f"{self.ref.label}/{name or getattr(coroutine, '__qualname__', 'task')}"
         task = self._loop.create_task(coroutine, name=label, context=context)
         self._tasks[task] = None
-        task.add_done_callback(self._background_done)
+        task.add_done_callback(self._task_done)
         return task
 
     # --- the life itself ------------------------------------------------------------------------
@@ -262,7 +147,7 @@ class Life:
         try:
             reason = await self._live(up)
         except asyncio.CancelledError:
-            reason = self._failure or ExitReason(kind="stopped", message="its task was cancelled")
+            reason = ExitReason(kind="stopped", message="its task was cancelled")
         except Exception as error:
             reason = ExitReason.of(error)
         await self._close(self._failure or reason)
@@ -270,40 +155,38 @@ class Life:
             up.set_result(None)
 
     async def _live(self, up: asyncio.Future[None]) -> ExitReason:
-        starting = Envelope(None, None, self, self.node.new_id(), chain=self._chain_of_parent())
-        starting.exclusive = True
-        self._current = starting
-        CURRENT.set(starting)
+        parent = CURRENT.get()  # this task's context is that of who spawned it
+        chain: Chain = () if parent is None else parent.chain_from_here()
+        self._current = Envelope(None, STARTING, self, self.node.new_id(), 0, None, chain)
+        CURRENT.set(self._current)
         await self.actor.started()
         self._current = None
         self._ready = True
         up.set_result(None)
         return await self._serve()
 
-    def _chain_of_parent(self) -> Chain:
-        current = CURRENT.get()
-        return () if current is None else current.chain_from_here()
-
     async def _serve(self) -> ExitReason:
         mailbox, actor = self.mailbox, self.actor
+        queue, take = mailbox.queue, mailbox.take
         turn = 0
         while self._stop is None:
-            envelope = mailbox.take()
-            if envelope is None:
+            if not queue and not mailbox.system:
                 turn = 0
                 await mailbox.wait()
                 continue
-            if envelope.origin is not None and envelope.exclusive:
+            envelope = take()
+            handler = envelope.handler
+            if not handler.exclusive:  # it came before `started` had ended
+                self._start_task(envelope)
+                continue
+            if envelope.origin is not None:
                 envelope.origin.taken(self.id)
             if envelope.void:
-                continue
-            if not envelope.exclusive:
-                self._start_task(envelope)
                 continue
             self._current = envelope
             CURRENT.set(envelope)
             try:
-                result = await cast(Handler, envelope.handler).method(actor, envelope.message)
+                result = await handler.method(actor, envelope.message)
             except asyncio.CancelledError as error:
                 if self._aborted:
                     raise
@@ -339,14 +222,14 @@ class Life:
         envelope.task = task
         self._tasks[task] = envelope
         self.mailbox.running += 1
-        task.add_done_callback(self._handler_done)
+        task.add_done_callback(self._task_done)
 
     async def _handle(self, envelope: Envelope) -> None:
         CURRENT.set(envelope)
-        handler = cast(Handler, envelope.handler)
+        handler = envelope.handler
         try:
             if handler.streams:
-                await self._stream(handler, envelope)
+                await self._stream(envelope)
                 return
             result = await handler.method(self.actor, envelope.message)
         except asyncio.CancelledError as error:
@@ -359,37 +242,22 @@ class Life:
             if envelope.answer is not None and not envelope.answer.done():
                 envelope.answer.set_result(result)
 
-    async def _stream(self, handler: Handler, envelope: Envelope) -> None:
+    async def _stream(self, envelope: Envelope) -> None:
         sink = cast(Sink, envelope.answer)
-        async with contextlib.aclosing(handler.method(self.actor, envelope.message)) as items:
+        async with contextlib.aclosing(envelope.handler.method(self.actor, envelope.message)) as items:
             async for item in items:
                 await sink.put(item)
         sink.end()
 
-    def _handler_done(self, task: asyncio.Task[Any]) -> None:
-        envelope = self._tasks.get(task)
-        self.mailbox.running -= 1
-        self.mailbox.give_room()
-        if envelope is not None and envelope.origin is not None:
-            envelope.origin.taken(self.id)
-        self._background_done(task)
-
-    def _background_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        envelope = self._tasks.pop(task, None)
+        if envelope is not None:
+            self.mailbox.running -= 1
+            self.mailbox.give_room()
+            if envelope.origin is not None:
+                envelope.origin.taken(self.id)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.crash(ExitReason.of(error))
-
-    async def _wait_for_room(self, deadline: float, otherwise: Exception) -> None:
-        try:
-            async with asyncio.timeout_at(deadline):
-                while self.mailbox.full and self.exit is None:
-                    await self.mailbox.room()
-        except TimeoutError:
-            raise otherwise from None
-
-    def _unhandled(self, message: Message) -> Handler:
-        table = type(self.actor).table
-        raise UnhandledMessage(table.actor, wire_name(type(message)), table.names())
 
     def _stop_with(self, reason: ExitReason) -> None:
         if self._stop is None:
@@ -429,7 +297,7 @@ class Life:
         self._gone(reason)
 
     async def _cancel_tasks(self) -> None:
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
         if tasks:

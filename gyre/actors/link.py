@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from gyre.actors.envelope import Envelope
-from gyre.actors.errors import BadMessage, ExitReason, Failure, LinkLost, UnhandledMessage, WouldDeadlock
+from gyre.actors.errors import BadMessage, ExitReason, Failure, LinkLost
+from gyre.actors.flow import TAKEN_AT_ONCE, Flows
 from gyre.actors.messages import Down, Message, wire_name
 from gyre.actors.ref import Ref
-from gyre.actors.remote import ASK, STREAM, TELL, PendingAsk, PendingStream
-from gyre.actors.serving import RemoteAnswer, RemoteSink
+from gyre.actors.remote import PendingAsk, PendingStream
+from gyre.actors.serving import RemoteAnswer, serve
 from gyre.actors.transport import Channel
 from gyre.actors.wire import (
     MAX_FRAME_BYTES,
+    TELL,
     Booted,
     Cancel,
     Demand,
@@ -32,22 +33,8 @@ from gyre.actors.wire import (
 )
 
 if TYPE_CHECKING:
-    from gyre.actors.life import Life
+    from gyre.actors.local import LocalTarget
     from gyre.actors.node import Node
-
-# Messages that may be on their way to one actor, or wait in its mailbox, from one peer.
-CREDIT = 1024
-TAKEN_AT_ONCE = 256
-
-
-class _Flow:
-    """What was sent to one actor and has not left its mailbox, as far as is known here."""
-
-    __slots__ = ("in_flight", "writers")
-
-    def __init__(self) -> None:
-        self.in_flight = 0
-        self.writers: deque[asyncio.Future[None]] = deque()
 
 
 class Link:
@@ -68,9 +55,9 @@ class Link:
         self._outbox: list[bytes] = []
         self._sent = 0
         self._received = 0
-        self._flows: dict[int, _Flow] = {}
+        self.flows = Flows()
         self._taken: dict[int, int] = {}
-        self._watched: dict[int, tuple[Ref, dict[int, Life]]] = {}
+        self._watched: dict[int, tuple[Ref, dict[int, LocalTarget]]] = {}
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -121,7 +108,7 @@ class Link:
         name = wire_name(type(message))
         body: Any = message
         self.send(Request(0, kind, id, ref.id, sender, incarnation, left_s, cause, 0, chain, name, body))
-        self._flow(ref.id).in_flight += 1
+        self.flows.sent(ref.id)
         if pending is not None:
             self.pending[id] = pending
 
@@ -152,29 +139,15 @@ class Link:
             await self._channel.drain()
 
     def has_room(self, actor_id: int) -> bool:
-        flow = self._flows.get(actor_id)
-        return self.writable and (flow is None or flow.in_flight < CREDIT)
+        return self.writable and self.flows.has_room(actor_id)
 
     async def room(self, actor_id: int) -> None:
         """Until there is room for one more message to that actor, or the link is lost."""
         while self.gone is None and not self.has_room(actor_id):
             if not self.writable:
                 await self.drain()
-                continue
-            writer = self.node.loop.create_future()
-            flow = self._flow(actor_id)
-            flow.writers.append(writer)
-            try:
-                await writer
-            except asyncio.CancelledError:
-                _wake_next(flow)
-                raise
-
-    def _flow(self, actor_id: int) -> _Flow:
-        flow = self._flows.get(actor_id)
-        if flow is None:
-            flow = self._flows[actor_id] = _Flow()
-        return flow
+            else:
+                await self.flows.room(actor_id)
 
     def taken(self, actor_id: int) -> None:
         """A message of this peer has left the mailbox of one of our actors."""
@@ -190,13 +163,13 @@ class Link:
 
     # --- watching -------------------------------------------------------------------------------
 
-    def watch(self, ref: Ref, watcher: Life) -> None:
+    def watch(self, ref: Ref, watcher: LocalTarget) -> None:
         if ref.id not in self._watched:
             self._watched[ref.id] = (ref, {})
             self.send(Watch(0, ref.id, True))
         self._watched[ref.id][1][watcher.id] = watcher
 
-    def unwatch(self, ref: Ref, watcher: Life) -> None:
+    def unwatch(self, ref: Ref, watcher: LocalTarget) -> None:
         _, watchers = self._watched.get(ref.id, (ref, {}))
         watchers.pop(watcher.id, None)
         if not watchers and self._watched.pop(ref.id, None) is not None:
@@ -218,7 +191,7 @@ class Link:
                 if isinstance(pending, PendingAsk):
                     pending.reply(frame.body)
             case Request():
-                self._on_request(frame)
+                serve(self, frame)
             case Item():
                 pending = self.pending.get(frame.id)
                 if isinstance(pending, PendingStream):
@@ -236,7 +209,7 @@ class Link:
                 if answer is not None and answer.envelope is not None:
                     answer.envelope.cancel()
             case Taken():
-                self._on_taken(frame)
+                self.flows.taken(frame.to, frame.count)
             case Demand():
                 sink = self.incoming.get(frame.id)
                 if sink is not None:
@@ -247,64 +220,6 @@ class Link:
                 self._tell_watchers(frame.id, frame.reason)
             case Booted() | Ended() | Shutdown():
                 self.node.processes.received(self.peer_id, frame)
-
-    def _on_request(self, frame: Request) -> None:
-        node = self.node
-        answer = None
-        if frame.kind == ASK:
-            answer = self.incoming[frame.id] = RemoteAnswer(self, frame.id)
-        elif frame.kind == STREAM:
-            answer = self.incoming[frame.id] = RemoteSink(self, frame.id, frame.position)
-        life = node.lives.get(frame.to)
-        if life is None or life.exit is not None:
-            reason = node.exit_of(frame.to) if life is None else life.exit
-            self._refuse(frame, Failure(reason=reason))
-            return
-        try:
-            envelope = self._envelope(frame, life, answer)
-        except (BadMessage, UnhandledMessage, WouldDeadlock) as error:
-            self._refuse(frame, Failure.of(error))
-            return
-        if answer is not None:
-            answer.envelope = envelope
-        life.put(envelope)
-
-    def _envelope(self, frame: Request, life: Life, answer: RemoteAnswer | None) -> Envelope:
-        table = type(life.actor).table
-        handler = table.by_name.get(frame.type)
-        if handler is None:
-            raise UnhandledMessage(table.actor, frame.type, table.names())
-        if frame.chain and handler.exclusive:
-            life.check_cycle(frame.chain)
-        return Envelope(
-            self.node.codec.decode(handler.message, frame.body),
-            handler,
-            life,
-            frame.id,
-            answer=answer,
-            cause=frame.cause,
-            chain=frame.chain,
-            deadline=None if frame.left_s is None else self.node.loop.time() + frame.left_s,
-            origin=self,
-            position=frame.position,
-        )
-
-    def _refuse(self, frame: Request, failure: Failure) -> None:
-        self.send(Taken(0, frame.to, 1))
-        if frame.kind == TELL:
-            self.node.dead_letter_by_id(frame.to, frame.type, failure)
-        else:
-            self.fail(frame.id, failure)
-
-    def _on_taken(self, frame: Taken) -> None:
-        flow = self._flows.get(frame.to)
-        if flow is None:
-            return
-        flow.in_flight -= frame.count
-        for _ in range(min(frame.count, len(flow.writers))):
-            _wake_next(flow)
-        if flow.in_flight <= 0 and not flow.writers:
-            del self._flows[frame.to]
 
     def _on_watch(self, frame: Watch) -> None:
         life = self.node.lives.get(frame.to)
@@ -341,19 +256,8 @@ class Link:
         for answer in incoming.values():
             if answer.envelope is not None:
                 answer.envelope.cancel()
-        for flow in self._flows.values():
-            while flow.writers:
-                _wake_next(flow)
-        self._flows.clear()
+        self.flows.close()
         for life in self.node.lives.values():
             life.watchers.discard(self)
         for actor_id in [*self._watched]:
             self._tell_watchers(actor_id, reason)
-
-
-def _wake_next(flow: _Flow) -> None:
-    while flow.writers:
-        writer = flow.writers.popleft()
-        if not writer.done():
-            writer.set_result(None)
-            return

@@ -22,7 +22,6 @@ class Mailbox:
         self._reader: asyncio.Future[None] | None = None
         self._writers: deque[asyncio.Future[None]] | None = None
 
-    @property
     def full(self) -> bool:
         """Concurrent handlers that run (`running`) count as if they still waited."""
         return len(self.queue) + self.running >= self.capacity
@@ -44,15 +43,13 @@ class Mailbox:
         if reader is not None and not reader.done():
             reader.set_result(None)
 
-    def take(self) -> Envelope | None:
+    def take(self) -> Envelope:
+        """The next to handle; there must be one."""
         if self.system:
             return self.system.popleft()
-        if not self.queue:
-            return None
-        envelope = self.queue.popleft()
         if self._writers is not None:
             self.give_room()
-        return envelope
+        return self.queue.popleft()
 
     async def wait(self) -> None:
         """Until something is put, or `wake`."""

@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn, Self
@@ -73,7 +74,7 @@ class Node:
         self._listening = asyncio.Lock()
         self._exits: dict[int, ExitReason] = {}
         # Ids of messages and lives: unique over the nodes of a job without a word between them.
-        self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
+        self.new_id: Callable[[], int] = itertools.count((secrets.randbits(30) << 32) + 1).__next__
         self._supervision = supervision or Supervision()
         self._failed: NodeFailed | None = None
         self._owner: asyncio.Task[object] | None = None
@@ -134,9 +135,6 @@ class Node:
     @staticmethod
     def new_node_id() -> str:
         return secrets.token_hex(8)
-
-    def new_id(self) -> int:
-        return next(self._ids)
 
     @property
     def endpoint(self) -> str:

@@ -12,14 +12,12 @@ from gyre.actors.errors import ActorDied, AskTimeout, BadMessage, ExitReason, Fa
 from gyre.actors.messages import Down, Message, answer_type, wire_name
 from gyre.actors.ref import ASK_TIMEOUT_S, Ref
 from gyre.actors.streams import WINDOW_ITEMS, ItemStream, Pipe
-from gyre.actors.wire import Body, Demand
+from gyre.actors.wire import ASK, STREAM, TELL, Body, Demand
 
 if TYPE_CHECKING:
-    from gyre.actors.life import Life
     from gyre.actors.link import Link
+    from gyre.actors.local import LocalTarget
     from gyre.actors.node import Node
-
-TELL, ASK, STREAM = 0, 1, 2
 
 
 class PendingAsk:
@@ -29,7 +27,7 @@ class PendingAsk:
 
     def __init__(self, link: Link, ref: Ref, id: int, message: Message, timeout_s: float) -> None:
         self.id = id
-        self.slot: dict[int, Expiring] | None = None
+        self.slot: dict[Expiring, None] | None = None
         self._link = link
         self._ref = ref
         self._message = type(message)
@@ -154,14 +152,14 @@ class RemoteTarget:
         link.request(STREAM, pending.id, ref, message, current, None, pending)
         return pending.pipe
 
-    def watch(self, ref: Ref, watcher: Life) -> None:
+    def watch(self, ref: Ref, watcher: LocalTarget) -> None:
         link = self._node.links.to(ref)
         if link.gone is not None:
             watcher.deliver(Down(ref=ref, reason=link.gone))
         else:
             link.watch(ref, watcher)
 
-    def unwatch(self, ref: Ref, watcher: Life) -> None:
+    def unwatch(self, ref: Ref, watcher: LocalTarget) -> None:
         link = self._node.links.get(ref.node_id)
         if link is not None:
             link.unwatch(ref, watcher)
@@ -201,8 +199,8 @@ class Nowhere:
     async def _no_stream(self, ref: Ref) -> Pipe:
         raise ActorDied(ref, self._reason)
 
-    def watch(self, ref: Ref, watcher: Life) -> None:
+    def watch(self, ref: Ref, watcher: LocalTarget) -> None:
         watcher.deliver(Down(ref=ref, reason=self._reason))
 
-    def unwatch(self, ref: Ref, watcher: Life) -> None:
+    def unwatch(self, ref: Ref, watcher: LocalTarget) -> None:
         return

@@ -1,16 +1,17 @@
-"""Answers on their way to an asker in another process."""
+"""Serving what a peer asks: the request into a mailbox, the answer on its way back."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from gyre.actors.errors import ActorDied, BadMessage, Failure, RemoteError
+from gyre.actors.envelope import Envelope
+from gyre.actors.errors import ActorDied, BadMessage, Failure, RemoteError, UnhandledMessage, WouldDeadlock
 from gyre.actors.streams import WINDOW_ITEMS
-from gyre.actors.wire import Body, End, Failed, Item, Reply
+from gyre.actors.wire import ASK, STREAM, TELL, Body, End, Failed, Item, Reply, Request, Taken
 
 if TYPE_CHECKING:
-    from gyre.actors.envelope import Envelope
+    from gyre.actors.life import Life
     from gyre.actors.link import Link
 
 
@@ -83,3 +84,48 @@ class RemoteSink(RemoteAnswer):
 
     def fail(self, error: BaseException) -> None:
         self.set_exception(error)
+
+
+def serve(link: Link, frame: Request) -> None:
+    """Puts a peer's message into its mailbox, or says why not."""
+    answer = None
+    if frame.kind == ASK:
+        answer = link.incoming[frame.id] = RemoteAnswer(link, frame.id)
+    elif frame.kind == STREAM:
+        answer = link.incoming[frame.id] = RemoteSink(link, frame.id, frame.position)
+    node = link.node
+    life = node.lives.get(frame.to)
+    if life is None or life.exit is not None:
+        reason = node.exit_of(frame.to) if life is None else life.exit
+        _refuse(link, frame, Failure(reason=reason))
+        return
+    try:
+        envelope = _envelope(link, frame, life, answer)
+    except (BadMessage, UnhandledMessage, WouldDeadlock) as error:
+        _refuse(link, frame, Failure.of(error))
+        return
+    if answer is not None:
+        answer.envelope = envelope
+    life.put(envelope)
+
+
+def _envelope(link: Link, frame: Request, life: Life, answer: RemoteAnswer | None) -> Envelope:
+    handler = life.table.by_name.get(frame.type)
+    if handler is None:
+        raise UnhandledMessage(life.table.actor, frame.type, life.table.names())
+    if frame.chain and handler.exclusive:
+        life.check_cycle(frame.chain)
+    node, left_s = link.node, frame.left_s
+    message = node.codec.decode(handler.message, frame.body)
+    deadline = None if left_s is None else node.loop.time() + left_s
+    return Envelope(
+        message, handler, life, frame.id, frame.cause, answer, frame.chain, deadline, left_s or 0.0, link
+    )
+
+
+def _refuse(link: Link, frame: Request, failure: Failure) -> None:
+    link.send(Taken(0, frame.to, 1))
+    if frame.kind == TELL:
+        link.node.dead_letter_by_id(frame.to, frame.type, failure)
+    else:
+        link.fail(frame.id, failure)

@@ -14,6 +14,9 @@ from gyre.actors.ref import Ref
 
 MAX_FRAME_BYTES = 64 * 2**20
 
+# Kinds of request.
+TELL, ASK, STREAM = 0, 1, 2
+
 # A body is encoded as part of its frame and decoded on its own, when its type is known.
 Body = msgspec.Raw
 
@@ -26,7 +29,7 @@ class Frame(msgspec.Struct, array_like=True, gc=False, tag_field="_", kw_only=Fa
 
 class Request(Frame, tag=1):
     """The envelope of a message: id, sender and its incarnation, seconds left (of an ask), cause, position
-    in a stream, call chain. `kind`: 0 tell, 1 ask, 2 stream."""
+    in a stream, call chain. `kind`: TELL, ASK or STREAM."""
 
     kind: int
     id: int

@@ -24,9 +24,9 @@ from gyre.actors import (
     UnhandledMessage,
     WouldDeadlock,
 )
+from gyre.actors.flow import CREDIT
 from gyre.actors.framing import header
 from gyre.actors.handshake import DiallerHandshake, Peer
-from gyre.actors.link import CREDIT
 from gyre.actors.node import TransportName
 from gyre.actors.streams import WINDOW_ITEMS
 from tests.actors.conftest import life, start
@@ -302,7 +302,7 @@ async def test_nothing_is_kept_of_those_who_came_and_went(pair: Pair) -> None:
         await pair.b.stop(ref)
     other = pair.carry(await start(pair.b, Counter(), "other"))
     await other.ask(Add(amount=1))
-    assert len(pair.a.links.all()[0]._flows) == 1
+    assert len(pair.a.links.all()[0].flows) == 1
     assert pair.b.links.all()[0]._taken == {} or len(pair.b.links.all()[0]._taken) == 1
 
 

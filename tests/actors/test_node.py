@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -132,5 +133,6 @@ def test_run_uses_uvloop() -> None:
 def test_import_is_light() -> None:
     heavy = ("torch", "numpy", "structlog", "uvloop", "rich")
     code = f"import sys, gyre.actors; print([m for m in {heavy} if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    root = Path(__file__).parents[2]
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert out.stdout.strip() == "[]"

@@ -1,0 +1,153 @@
+"""Where a Ref leads when its actor lives in this process: no encoding, no task, one future an ask."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gyre.actors.envelope import CURRENT, Chain, Envelope, deadline_of
+from gyre.actors.errors import (
+    ActorDied,
+    AskTimeout,
+    ExitReason,
+    MailboxFull,
+    UnhandledMessage,
+    WouldDeadlock,
+)
+from gyre.actors.handlers import Handler, HandlerTable
+from gyre.actors.mailbox import Mailbox
+from gyre.actors.messages import Down, Message, Tell, wire_name
+from gyre.actors.ref import ASK_TIMEOUT_S, Ref
+from gyre.actors.streams import ItemStream, Pipe
+from gyre.actors.watching import Watchers
+
+if TYPE_CHECKING:
+    from gyre.actors.node import Node
+
+
+class LocalTarget:
+    """The outside of a Life. `exit` is set from the moment no message is taken any more; `ended` resolves
+    when all of it, children included, is gone."""
+
+    def __init__(self, node: Node, table: HandlerTable, name: str, incarnation: int, capacity: int) -> None:
+        self.node = node
+        self.id = node.new_id()
+        self.ref = Ref(node.id, "", self.id, name, incarnation, self)
+        self.mailbox = Mailbox(capacity)
+        self.watchers = Watchers(self.ref)
+        self.exit: ExitReason | None = None
+        self.ended: asyncio.Future[ExitReason] = node.loop.create_future()
+        self.table = table
+        self._handlers = table.by_type
+        self._current: Envelope | None = None
+        self._loop = node.loop
+
+    # --- what a Ref offers ----------------------------------------------------------------------
+
+    async def ask(self, ref: Ref, message: Message, timeout_s: float) -> Any:
+        handler = self._handlers.get(type(message)) or self._unhandled(message)
+        loop = self._loop
+        current = CURRENT.get()
+        chain: Chain = ()
+        cause = 0
+        if current is None:
+            deadline = loop.time() + timeout_s
+        else:
+            deadline = deadline_of(current, loop.time(), timeout_s)
+            cause = current.id
+            chain = current.chain_from_here()
+            if chain and handler.exclusive:
+                self.check_cycle(chain)
+        if self.exit is None and self.mailbox.full():
+            await self._wait_for_room(deadline, AskTimeout(ref.label, type(message).__name__, timeout_s))
+        if self.exit is not None:
+            raise ActorDied(ref, self.exit)
+        answer = loop.create_future()
+        node = self.node
+        envelope = Envelope(message, handler, self, node.new_id(), cause, answer, chain, deadline, timeout_s)
+        node.deadlines.add(envelope, deadline)
+        self.put(envelope)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            envelope.cancel()
+            raise
+        finally:
+            node.deadlines.discard(envelope)
+
+    async def tell(self, ref: Ref, message: Message, timeout_s: float) -> None:
+        handler = self._handlers.get(type(message)) or self._unhandled(message)
+        current = CURRENT.get()
+        # An actor that tells itself would wait for its own handler.
+        if self.mailbox.full() and self.exit is None and (current is None or current.life is not self):
+            deadline = deadline_of(current, self._loop.time(), timeout_s)
+            await self._wait_for_room(deadline, MailboxFull(ref.label, timeout_s))
+        if self.exit is not None:
+            self.node.dead_letter(ref, wire_name(type(message)))
+            return
+        cause = 0 if current is None else current.id
+        self.put(Envelope(message, handler, self, self.node.new_id(), cause))
+
+    def stream(self, ref: Ref, message: Message) -> ItemStream[Any]:
+        return ItemStream(partial(self._open_stream, ref, message))
+
+    async def _open_stream(self, ref: Ref, message: Message) -> Pipe:
+        handler = self._handlers.get(type(message)) or self._unhandled(message)
+        current = CURRENT.get()
+        if self.mailbox.full() and self.exit is None:
+            deadline = deadline_of(current, self._loop.time(), ASK_TIMEOUT_S)
+            await self._wait_for_room(deadline, MailboxFull(ref.label, ASK_TIMEOUT_S))
+        if self.exit is not None:
+            raise ActorDied(ref, self.exit)
+        cause, chain = (0, ()) if current is None else (current.id, current.chain_from_here())
+        pipe = Pipe()
+        envelope = Envelope(message, handler, self, self.node.new_id(), cause, pipe, chain)
+        pipe.cancel = envelope.cancel
+        self.put(envelope)
+        return pipe
+
+    def watch(self, ref: Ref, watcher: LocalTarget) -> None:
+        if self.ended.done():
+            watcher.deliver(Down(ref=ref, reason=self.ended.result()))
+        else:
+            self.watchers.add(watcher.id, watcher.deliver)
+
+    def unwatch(self, ref: Ref, watcher: LocalTarget) -> None:
+        self.watchers.discard(watcher.id)
+
+    # --- what a link, a parent or a node needs --------------------------------------------------
+
+    def put(self, envelope: Envelope) -> None:
+        """Takes a message, room or not."""
+        raise NotImplementedError
+
+    def cancel(self, envelope: Envelope) -> None:
+        """The asker of a message that was put is gone."""
+        raise NotImplementedError
+
+    def deliver(self, message: Tell) -> None:
+        """A message of the runtime's own; ignored by an actor that does not handle it."""
+        handler = self._handlers.get(type(message))
+        if handler is not None and self.exit is None:
+            self.mailbox.put_system(Envelope(message, handler, self, self.node.new_id(), 0))
+
+    def check_cycle(self, chain: Chain) -> None:
+        """Raises WouldDeadlock when the message at hand is one of those that wait."""
+        current = self._current
+        if current is None:
+            return
+        for at, waiter in enumerate(chain):
+            if waiter.message_id == current.id and waiter.node_id == self.node.id:
+                raise WouldDeadlock([*(link.label for link in chain[at:]), self.ref.label])
+
+    async def _wait_for_room(self, deadline: float, otherwise: Exception) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self.mailbox.full() and self.exit is None:
+                    await self.mailbox.room()
+        except TimeoutError:
+            raise otherwise from None
+
+    def _unhandled(self, message: Message) -> Handler:
+        raise UnhandledMessage(self.table.actor, wire_name(type(message)), self.table.names())
