@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -167,10 +167,14 @@ class BubblewrapRun:
 
     def _first_process(self) -> ProcessWatch | None:
         """Killed, or about to be gone; None where there is none (any more)."""
+        # It is written piece by piece, and may not be complete yet.
+        told = re.search(r'"child-pid": (\d+)', _read(self._info_fd))
+        if told is None:
+            return None
+        pid = int(told[1])
         try:
-            pid = json.loads(_read(self._info_fd))["child-pid"]
             watch = ProcessWatch(pid)
-        except (ValueError, KeyError, OSError):
+        except OSError:
             return None
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
