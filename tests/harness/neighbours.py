@@ -11,14 +11,14 @@ from gyre.actors import Actor, ChildSpec, Node, Ref, handles
 from gyre.harness.actor import HarnessActor, HarnessActorConfig
 from gyre.proxy.messages import CloseExecution, ExecutionAccess, OpenExecution
 from gyre.schedule.messages import Dispatch, ExecutionFinished, ExecutionsDispatched, ExecutionStarted
-from gyre.trajectory.messages import GetResume, ResumeState
+from gyre.trajectory.messages import AddGroup, GetResume, ResumeState
 from gyre.trajectory.records import ExecutionEnded, ExecutionOpened, ExecutionResult
 
 EMPTY = ResumeState(finished=(), incomplete=(), next_group=0, next_eval=0)
 
 
 class Neighbours(Actor):
-    """Proxy, trajectory and waterlevel in one: notes what it is told."""
+    """Proxy, trajectory, micro-step queue and waterlevel in one: notes what it is told."""
 
     def __init__(self, resume: ResumeState) -> None:
         self.resume = resume
@@ -61,6 +61,10 @@ class Neighbours(Actor):
 
     @handles(ExecutionEnded)
     async def ended(self, message: ExecutionEnded) -> None:
+        self.note(message)
+
+    @handles(AddGroup)
+    async def add_group(self, message: AddGroup) -> None:
         self.note(message)
 
     @handles(ExecutionsDispatched)
