@@ -6,7 +6,10 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+
+# Compiled once, when first imported: compiling all of torch and transformers takes longer than a job.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install quickstart test lint
 
@@ -35,6 +38,7 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e .
+	$(BIN)/python -c 'import torch, transformers; transformers.AutoTokenizer, transformers.LlamaForCausalLM'
 	touch $@
 
 $(VENV)/.dev-installed: $(VENV)/.installed

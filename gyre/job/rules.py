@@ -50,6 +50,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "harness.max_workspace_bytes": _ONE_OR_MORE,
     "harness.proxy.port": _PORT,
     "harness.proxy.wait_s": _ABOVE_ZERO,
+    "harness.proxy.keep_alive_s": _ABOVE_ZERO,
     "harness.proxy.max_body_bytes": _ONE_OR_MORE,
     "tasks.count": _ONE_OR_MORE,
     "tasks.seed": _NOT_NEGATIVE,
