@@ -88,8 +88,8 @@ class Trackio:
     """A run in the project `gyre`, in trackio's own folder (TRACKIO_DIR)."""
 
     def __init__(self, run_dir: Path, job_name: str, config: Mapping[str, Any]) -> None:
-        trackio: Any = importlib.import_module("trackio")
-        self._run = trackio.init(
+        self._trackio: Any = importlib.import_module("trackio")
+        self._run = self._trackio.init(
             project="gyre",
             name=job_name,
             config=dict(config),
@@ -103,7 +103,8 @@ class Trackio:
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        self._run.finish()
+        # Not the run's own `finish`: trackio would finish it again at exit, and print.
+        self._trackio.finish()
 
 
 _TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any]], Tracker]] = {
