@@ -72,6 +72,7 @@ def test_the_core_leaves_when_the_rest_can_carry_the_work() -> None:
         ("rrr", 8, 1, "t0"),
         ("rrr", 32, 0, ""),  # nothing to train
         ("crr", 32, 1, ""),  # one at a time
+        ("tcr", 32, 1, ""),
         ("trr", 19, 1, ""),  # w=13 > 12
         ("trr", 20, 1, "t1"),
         ("trr", 20, 0, ""),
@@ -152,6 +153,11 @@ def test_an_evaluation_that_comes_counts_for_what_the_rest_must_carry() -> None:
     assert orders("trd", config, **pending, eval_executions=5) == [
         ToRollout(cell=0, waterlevel="burst over: w+Q=0+13, C_R=12")
     ]
+
+
+def test_the_core_returns_if_nobody_else_rolls_out_though_it_is_not_known_what_comes() -> None:
+    waiting = {"step": 5, "published": 5, "groups_dispatched": 20, "finished": 8, "eval_pending": True}
+    assert changes_of("tdd", **waiting, ready_micro_steps=1) == "r0"
 
 
 def test_dispatch_depth_is_phi_plus_mu_steps_and_ends_with_the_job() -> None:
