@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from typing import Any
+
 import msgspec
 
 from gyre.watch.sinks import Event
@@ -10,10 +13,25 @@ FIGURE_EVENTS = frozenset({"step", "eval"})
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """`values` by name, such as `train/reward`, `train/grad_norm` or `eval/reward`."""
+    """`values` by name, such as `train/reward`, `train/grad_norm` or `eval/score`."""
 
     step: int
     values: dict[str, float]
+
+
+class StepRewards:
+    """A structlog processor that gives each `step` event its `reward`, the mean over the step's
+    executions, taken from the `group` events that came before it (none where a step was replayed)."""
+
+    def __init__(self) -> None:
+        self._scores: dict[int, list[float]] = {}
+
+    def __call__(self, _: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if event["event"] == "group":
+            self._scores.setdefault(event["step"], []).extend(event["scores"].values())
+        elif event["event"] == "step" and (scores := self._scores.pop(event["step"], [])):
+            event["reward"] = sum(scores) / len(scores)
+        return event
 
 
 def figures(event: Event) -> Figures | None:

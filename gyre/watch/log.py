@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from structlog.typing import Processor
 
-from gyre.watch.figures import FIGURE_EVENTS
+from gyre.watch.figures import FIGURE_EVENTS, StepRewards
 from gyre.watch.sinks import JsonLines, Sink, say
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -65,7 +66,7 @@ def configure_logging(run_dir: Path, terminal: bool, job_name: str) -> EventLog:
         JsonLines(run_dir / "metrics.jsonl", FIGURE_EVENTS),
     ]
     log = EventLog(sinks, least_line_level="warning" if terminal else "info")
-    _configure(log, job=job_name)
+    _configure(log, StepRewards(), job=job_name)
     return log
 
 
@@ -97,7 +98,7 @@ def _short(value: Any) -> str:
     return repr(text) if " " in text or not text else text
 
 
-def _configure(log: EventLog, **bound: str) -> None:
+def _configure(log: EventLog, *before: Processor, **bound: str) -> None:
     def stamp(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         event["time"] = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         event["monotonic_s"] = round(time.monotonic(), 6)
@@ -111,6 +112,7 @@ def _configure(log: EventLog, **bound: str) -> None:
             structlog.processors.StackInfoRenderer(),
             structlog.processors.format_exc_info,
             stamp,
+            *before,
             log,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),

@@ -56,7 +56,7 @@ class TerminalView:
         self._began = clock()
         self._eta = Eta(clock)
         self._train_reward: float | None = None
-        self._eval_reward: float | None = None
+        self._eval_score: float | None = None
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
 
     def __enter__(self) -> TerminalView:
@@ -68,9 +68,9 @@ class TerminalView:
 
     def __call__(self, event: Event) -> None:
         if event["event"] == "step":
-            self._train_reward = event.get("reward", self._train_reward)
+            self._train_reward = event.get("reward")
         elif event["event"] == "eval":
-            self._eval_reward = event.get("reward", self._eval_reward)
+            self._eval_score = event.get("score")
 
     def update(self, status: ScheduleStatus) -> None:
         """Shows a status."""
@@ -93,7 +93,7 @@ class TerminalView:
             f"step {status.step}/{status.steps}",
             ProgressBar(total=max(1, status.steps), completed=status.step, width=24),
             f"reward {_number(self._train_reward)}",
-            f"eval {_number(self._eval_reward)}",
+            f"eval {_number(self._eval_score)}",
             f"elapsed {_clock_time(self._clock() - self._began)}",
             f"ETA {'-' if left is None else _clock_time(left)}",
         )

@@ -70,6 +70,13 @@ def test_steps_and_evaluations_are_metrics(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "events.jsonl")) == 3
 
 
+def test_steps_come_with_the_reward_of_their_groups(tmp_path: Path) -> None:
+    configure_logging(tmp_path, False, "tidy")
+    structlog.get_logger().info("group", step=4, scores={"g1.0": 0.25, "g1.1": 0.75})
+    structlog.get_logger().info("step", step=4)
+    assert [event["reward"] for event in lines(tmp_path / "metrics.jsonl")] == [0.5]
+
+
 def test_debug_events_go_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(tmp_path, False, "tidy")
     structlog.get_logger().debug("detail")

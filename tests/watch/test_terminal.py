@@ -39,7 +39,7 @@ def console() -> Console:
 def test_the_view_shows_step_rewards_waterlevel_and_cells(console: Console, clock: Clock) -> None:
     view = TerminalView("tidy", 8, console, clock)
     view(event("step", step=1, reward=0.25))
-    view(event("eval", step=1, reward=0.5))
+    view(event("eval", step=1, score=0.5))
     busy = EngineMetrics(running=5, waiting=2)
     status = schedule(
         cell(0, role="train", micro_steps=12, version=4),

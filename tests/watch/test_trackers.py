@@ -22,11 +22,11 @@ def test_tensorboard_gets_the_figures_of_each_step(tmp_path: Path) -> None:
     sink(event("step", step=1, reward=0.25))
     sink(event("step", step=2, reward=0.5))
     sink(event("cell_up", cell=1))
-    sink(event("eval", step=0, reward=0.75))
+    sink(event("eval", step=0, score=0.75))
     sink.close()
     read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(s.step, s.value) for s in read.Scalars("train/reward")] == [(1, 0.25), (2, 0.5)]
-    assert [(s.step, s.value) for s in read.Scalars("eval/reward")] == [(0, 0.75)]
+    assert [(s.step, s.value) for s in read.Scalars("eval/score")] == [(0, 0.75)]
 
 
 def test_trackio_gets_the_figures_and_leaves_stdout_alone(tmp_path: Path) -> None:
