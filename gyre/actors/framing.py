@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _LENGTH = struct.Struct(">I")
 
@@ -17,9 +17,8 @@ class FrameTooLong(ValueError):
         self.limit_bytes = limit_bytes
 
 
-def header(payload: bytes) -> bytes:
-    """What goes before `payload`."""
-    return _LENGTH.pack(len(payload))
+# The header of a frame of so many bytes.
+header: Callable[[int], bytes] = _LENGTH.pack
 
 
 class Unframer:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gyre.actors.envelope import Envelope
+from gyre.actors.envelope import Chain, Envelope
 from gyre.actors.errors import BadMessage, ExitReason, Failure, LinkLost
 from gyre.actors.flow import TAKEN_AT_ONCE, Flows
 from gyre.actors.messages import Down, Message, wire_name
@@ -97,20 +98,17 @@ class Link:
         message: Message,
         current: Envelope | None,
         left_s: float | None,
-        pending: PendingAsk | PendingStream | None,
     ) -> None:
-        sender, incarnation, cause = (0, 0, 0)
-        chain = ()
+        sender = incarnation = cause = 0
+        chain: Chain = ()
         if current is not None:
             sender, incarnation, cause = current.life.id, current.life.ref.incarnation, current.id
             if kind != TELL:
-                chain = current.chain_from_here()  # type: ignore[assignment]
+                chain = current.chain_from_here()
         name = wire_name(type(message))
         body: Any = message
         self.send(Request(0, kind, id, ref.id, sender, incarnation, left_s, cause, 0, chain, name, body))
         self.flows.sent(ref.id)
-        if pending is not None:
-            self.pending[id] = pending
 
     def cancel(self, id: int) -> None:
         self.send(Cancel(0, id))
@@ -185,41 +183,46 @@ class Link:
         self._received += 1
         if frame.seq != self._received:
             raise LinkLost(f"frame {frame.seq} where {self._received} belongs: lost, repeated or replayed")
-        match frame:
-            case Reply():
-                pending = self.pending.pop(frame.id, None)
-                if isinstance(pending, PendingAsk):
-                    pending.reply(frame.body)
-            case Request():
-                serve(self, frame)
-            case Item():
-                pending = self.pending.get(frame.id)
-                if isinstance(pending, PendingStream):
-                    pending.item(frame.position, frame.body)
-            case End():
-                pending = self.pending.get(frame.id)
-                if isinstance(pending, PendingStream):
-                    pending.end()
-            case Failed():
-                failed = self.pending.pop(frame.id, None)
-                if failed is not None:
-                    failed.fail(frame.failure)
-            case Cancel():
-                answer = self.incoming.pop(frame.id, None)
-                if answer is not None and answer.envelope is not None:
-                    answer.envelope.cancel()
-            case Taken():
-                self.flows.taken(frame.to, frame.count)
-            case Demand():
-                sink = self.incoming.get(frame.id)
-                if sink is not None:
-                    sink.credit(frame.count)
-            case Watch():
-                self._on_watch(frame)
-            case Gone():
-                self._tell_watchers(frame.id, frame.reason)
-            case Booted() | Ended() | Shutdown():
-                self.node.processes.received(self.peer_id, frame)
+        _ON[type(frame)](self, frame)
+
+    def _on_reply(self, frame: Reply) -> None:
+        pending = self.pending.pop(frame.id, None)
+        if isinstance(pending, PendingAsk):
+            pending.reply(frame.body)
+
+    def _on_failed(self, frame: Failed) -> None:
+        pending = self.pending.pop(frame.id, None)
+        if pending is not None:
+            pending.fail(frame.failure)
+
+    def _on_item(self, frame: Item) -> None:
+        pending = self.pending.get(frame.id)
+        if isinstance(pending, PendingStream):
+            pending.item(frame.position, frame.body)
+
+    def _on_end(self, frame: End) -> None:
+        pending = self.pending.get(frame.id)
+        if isinstance(pending, PendingStream):
+            pending.end()
+
+    def _on_cancel(self, frame: Cancel) -> None:
+        answer = self.incoming.pop(frame.id, None)
+        if answer is not None and answer.envelope is not None:
+            answer.envelope.cancel()
+
+    def _on_taken(self, frame: Taken) -> None:
+        self.flows.taken(frame.to, frame.count)
+
+    def _on_demand(self, frame: Demand) -> None:
+        sink = self.incoming.get(frame.id)
+        if sink is not None:
+            sink.credit(frame.count)
+
+    def _on_gone(self, frame: Gone) -> None:
+        self._tell_watchers(frame.id, frame.reason)
+
+    def _on_process(self, frame: Booted | Ended | Shutdown) -> None:
+        self.node.processes.received(self.peer_id, frame)
 
     def _on_watch(self, frame: Watch) -> None:
         life = self.node.lives.get(frame.to)
@@ -261,3 +264,20 @@ class Link:
             life.watchers.discard(self)
         for actor_id in [*self._watched]:
             self._tell_watchers(actor_id, reason)
+
+
+_ON: dict[type[Frame], Callable[[Link, Any], None]] = {
+    Request: serve,
+    Reply: Link._on_reply,
+    Failed: Link._on_failed,
+    Item: Link._on_item,
+    End: Link._on_end,
+    Cancel: Link._on_cancel,
+    Taken: Link._on_taken,
+    Demand: Link._on_demand,
+    Watch: Link._on_watch,
+    Gone: Link._on_gone,
+    Booted: Link._on_process,
+    Ended: Link._on_process,
+    Shutdown: Link._on_process,
+}

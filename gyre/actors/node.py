@@ -16,7 +16,7 @@ from typing import Literal, NoReturn, Self
 from gyre.actors.boot import Boot
 from gyre.actors.deadletters import DeadLetters
 from gyre.actors.deadlines import Deadlines
-from gyre.actors.errors import ExitReason, Failure, NodeFailed, SpawnFailed
+from gyre.actors.errors import ExitReason, NodeFailed, SpawnFailed
 from gyre.actors.family import Family, Running
 from gyre.actors.handshake import Peer
 from gyre.actors.life import Life
@@ -202,11 +202,6 @@ class Node:
 
     def dead_letter(self, ref: Ref, message: str) -> None:
         self.dead_letters.add(ref.label, message)
-
-    def dead_letter_by_id(self, id: int, message: str, failure: Failure) -> None:
-        life = self.lives.get(id)
-        label = life.ref.label if life is not None else f"actor {id}"
-        self.dead_letters.add(label, message, why=failure.message or str(failure.reason or ""))
 
     # --- the end --------------------------------------------------------------------------------
 

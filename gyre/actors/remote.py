@@ -6,13 +6,15 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec.msgpack import Decoder
+
 from gyre.actors.deadlines import Expiring
 from gyre.actors.envelope import CURRENT, deadline_of
 from gyre.actors.errors import ActorDied, AskTimeout, BadMessage, ExitReason, Failure, MailboxFull
 from gyre.actors.messages import Down, Message, answer_type, wire_name
 from gyre.actors.ref import ASK_TIMEOUT_S, Ref
 from gyre.actors.streams import WINDOW_ITEMS, ItemStream, Pipe
-from gyre.actors.wire import ASK, STREAM, TELL, Body, Demand
+from gyre.actors.wire import ASK, STREAM, TELL, UNDECODABLE, Body, Demand
 
 if TYPE_CHECKING:
     from gyre.actors.link import Link
@@ -23,53 +25,44 @@ if TYPE_CHECKING:
 class PendingAsk:
     """An ask that waits for its reply."""
 
-    __slots__ = ("_answer", "_link", "_message", "_ref", "_timeout_s", "id", "slot")
+    __slots__ = ("_decoder", "_link", "_message", "_ref", "_timeout_s", "answer", "id", "slot")
 
-    def __init__(self, link: Link, ref: Ref, id: int, message: Message, timeout_s: float) -> None:
+    def __init__(
+        self, link: Link, ref: Ref, id: int, message: Message, decoder: Decoder[Any], timeout_s: float, /
+    ) -> None:
         self.id = id
+        self.answer: asyncio.Future[Any] = link.node.loop.create_future()
         self.slot: dict[Expiring, None] | None = None
         self._link = link
         self._ref = ref
-        self._message = type(message)
+        self._message = message
+        self._decoder = decoder
         self._timeout_s = timeout_s
-        self._answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    async def wait(self, deadline: float) -> Any:
-        deadlines = self._link.node.deadlines
-        deadlines.add(self, deadline)
-        try:
-            return await self._answer
-        except asyncio.CancelledError:
-            self._link.cancel(self.id)
-            raise
-        finally:
-            deadlines.discard(self)
-            self._link.pending.pop(self.id, None)
 
     def expire(self) -> None:
-        if not self._answer.done():
-            self._answer.set_exception(AskTimeout(self._ref.label, self._message.__name__, self._timeout_s))
+        if not self.answer.done():
+            self.answer.set_exception(_timeout(self._ref, self._message, self._timeout_s))
             self._link.cancel(self.id)
 
     def reply(self, body: Body) -> None:
-        if self._answer.done():
+        if self.answer.done():
             return
         try:
-            self._answer.set_result(self._link.node.codec.decode(answer_type(self._message), body))
-        except BadMessage as error:
-            self._answer.set_exception(BadMessage(f"{self._ref.label} to {self._message.__name__}: {error}"))
+            self.answer.set_result(self._decoder.decode(body))
+        except UNDECODABLE as error:
+            self.answer.set_exception(_bad_answer(self._ref, self._message, error))
 
     def fail(self, failure: Failure) -> None:
-        if not self._answer.done():
-            self._answer.set_exception(failure.error(self._ref))
+        if not self.answer.done():
+            self.answer.set_exception(failure.error(self._ref))
 
 
 class PendingStream:
     """A stream that is being consumed; gives the producer credit by the half window."""
 
-    __slots__ = ("_link", "_message", "_ref", "_taken", "id", "pipe", "position")
+    __slots__ = ("_decoder", "_link", "_message", "_ref", "_taken", "id", "pipe", "position")
 
-    def __init__(self, link: Link, ref: Ref, id: int, message: Message) -> None:
+    def __init__(self, link: Link, ref: Ref, id: int, message: Message, decoder: Decoder[Any]) -> None:
         self.id = id
         self.position = 0
         self.pipe = Pipe()
@@ -77,7 +70,8 @@ class PendingStream:
         self.pipe.on_taken = self._on_taken
         self._link = link
         self._ref = ref
-        self._message = type(message)
+        self._message = message
+        self._decoder = decoder
         self._taken = 0
 
     def item(self, position: int, body: Body) -> None:
@@ -85,9 +79,9 @@ class PendingStream:
             raise BadMessage(f"item {position} of a stream where {self.position} belongs")
         self.position += 1
         try:
-            self.pipe.push(self._link.node.codec.decode(answer_type(self._message), body))
-        except BadMessage as error:
-            self.pipe.fail(BadMessage(f"{self._ref.label} to {self._message.__name__}: {error}"))
+            self.pipe.push(self._decoder.decode(body))
+        except UNDECODABLE as error:
+            self.pipe.fail(_bad_answer(self._ref, self._message, error))
             self._cancel()
 
     def end(self) -> None:
@@ -119,37 +113,63 @@ class RemoteTarget:
 
     async def ask(self, ref: Ref, message: Message, timeout_s: float) -> Any:
         node = self._node
-        node.codec.decoder(answer_type(type(message)))
+        loop = node.loop
         current = CURRENT.get()
-        deadline = deadline_of(current, node.loop.time(), timeout_s)
-        otherwise = AskTimeout(ref.label, type(message).__name__, timeout_s)
-        link = await self._link(ref, deadline, otherwise)
-        pending = PendingAsk(link, ref, node.new_id(), message, timeout_s)
-        link.request(ASK, pending.id, ref, message, current, deadline - node.loop.time(), pending)
-        return await pending.wait(deadline)
+        deadline = deadline_of(current, loop.time(), timeout_s)
+        decoder = node.codec.decoder(answer_type(type(message)))
+        link = node.links.to(ref)
+        if not link.has_room(ref.id):
+            try:
+                await self._room(link, ref, deadline)
+            except TimeoutError:
+                raise _timeout(ref, message, timeout_s) from None
+        if link.gone is not None:
+            raise ActorDied(ref, link.gone)
+        pending = PendingAsk(link, ref, node.new_id(), message, decoder, timeout_s)
+        link.request(ASK, pending.id, ref, message, current, deadline - loop.time())
+        link.pending[pending.id] = pending
+        node.deadlines.add(pending, deadline)
+        try:
+            return await pending.answer
+        except asyncio.CancelledError:
+            link.cancel(pending.id)
+            raise
+        finally:
+            node.deadlines.discard(pending)
+            link.pending.pop(pending.id, None)
 
     async def tell(self, ref: Ref, message: Message, timeout_s: float) -> None:
         node = self._node
         current = CURRENT.get()
-        deadline = deadline_of(current, node.loop.time(), timeout_s)
-        try:
-            link = await self._link(ref, deadline, MailboxFull(ref.label, timeout_s))
-        except ActorDied:
+        link = node.links.to(ref)
+        if not link.has_room(ref.id):
+            try:
+                await self._room(link, ref, deadline_of(current, node.loop.time(), timeout_s))
+            except TimeoutError:
+                raise MailboxFull(ref.label, timeout_s) from None
+        if link.gone is not None:
             node.dead_letter(ref, wire_name(type(message)))
             return
-        link.request(TELL, node.new_id(), ref, message, current, None, None)
+        link.request(TELL, node.new_id(), ref, message, current, None)
 
     def stream(self, ref: Ref, message: Message) -> ItemStream[Any]:
         return ItemStream(partial(self._open, ref, message))
 
     async def _open(self, ref: Ref, message: Message) -> Pipe:
         node = self._node
-        node.codec.decoder(answer_type(type(message)))
         current = CURRENT.get()
-        deadline = deadline_of(current, node.loop.time(), ASK_TIMEOUT_S)
-        link = await self._link(ref, deadline, MailboxFull(ref.label, ASK_TIMEOUT_S))
-        pending = PendingStream(link, ref, node.new_id(), message)
-        link.request(STREAM, pending.id, ref, message, current, None, pending)
+        decoder = node.codec.decoder(answer_type(type(message)))
+        link = node.links.to(ref)
+        if not link.has_room(ref.id):
+            try:
+                await self._room(link, ref, deadline_of(current, node.loop.time(), ASK_TIMEOUT_S))
+            except TimeoutError:
+                raise MailboxFull(ref.label, ASK_TIMEOUT_S) from None
+        if link.gone is not None:
+            raise ActorDied(ref, link.gone)
+        pending = PendingStream(link, ref, node.new_id(), message, decoder)
+        link.request(STREAM, pending.id, ref, message, current, None)
+        link.pending[pending.id] = pending
         return pending.pipe
 
     def watch(self, ref: Ref, watcher: LocalTarget) -> None:
@@ -164,18 +184,9 @@ class RemoteTarget:
         if link is not None:
             link.unwatch(ref, watcher)
 
-    async def _link(self, ref: Ref, deadline: float, otherwise: Exception) -> Link:
-        """The link, once it and the mailbox at its other end have room."""
-        link = self._node.links.to(ref)
-        if not link.has_room(ref.id):
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await link.room(ref.id)
-            except TimeoutError:
-                raise otherwise from None
-        if link.gone is not None:
-            raise ActorDied(ref, link.gone)
-        return link
+    async def _room(self, link: Link, ref: Ref, deadline: float) -> None:
+        async with asyncio.timeout_at(deadline):
+            await link.room(ref.id)
 
 
 class Nowhere:
@@ -204,3 +215,11 @@ class Nowhere:
 
     def unwatch(self, ref: Ref, watcher: LocalTarget) -> None:
         return
+
+
+def _timeout(ref: Ref, message: Message, timeout_s: float) -> AskTimeout:
+    return AskTimeout(ref.label, type(message).__name__, timeout_s)
+
+
+def _bad_answer(ref: Ref, message: Message, error: Exception) -> BadMessage:
+    return BadMessage(f"what {ref.label} answered to {type(message).__name__} is not its type: {error}")

@@ -97,12 +97,19 @@ def serve(link: Link, frame: Request) -> None:
     life = node.lives.get(frame.to)
     if life is None or life.exit is not None:
         reason = node.exit_of(frame.to) if life is None else life.exit
-        _refuse(link, frame, Failure(reason=reason))
+        link.send(Taken(0, frame.to, 1))
+        link.fail(frame.id, Failure(reason=reason))
+        if frame.kind == TELL:
+            node.dead_letters.add(f"actor {frame.to}", frame.type, str(reason))
         return
     try:
         envelope = _envelope(link, frame, life, answer)
     except (BadMessage, UnhandledMessage, WouldDeadlock) as error:
-        _refuse(link, frame, Failure.of(error))
+        link.send(Taken(0, frame.to, 1))
+        if frame.kind == TELL:
+            node.dead_letters.add(life.ref.label, frame.type, str(error))
+        else:
+            link.fail(frame.id, Failure.of(error))
         return
     if answer is not None:
         answer.envelope = envelope
@@ -121,11 +128,3 @@ def _envelope(link: Link, frame: Request, life: Life, answer: RemoteAnswer | Non
     return Envelope(
         message, handler, life, frame.id, frame.cause, answer, frame.chain, deadline, left_s or 0.0, link
     )
-
-
-def _refuse(link: Link, frame: Request, failure: Failure) -> None:
-    link.send(Taken(0, frame.to, 1))
-    if frame.kind == TELL:
-        link.node.dead_letter_by_id(frame.to, frame.type, failure)
-    else:
-        link.fail(frame.id, failure)

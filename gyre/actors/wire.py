@@ -17,6 +17,9 @@ MAX_FRAME_BYTES = 64 * 2**20
 # Kinds of request.
 TELL, ASK, STREAM = 0, 1, 2
 
+# What a decoder raises, its hooks included.
+UNDECODABLE = (msgspec.MsgspecError, TypeError, ValueError)
+
 # A body is encoded as part of its frame and decoded on its own, when its type is known.
 Body = msgspec.Raw
 
@@ -154,14 +157,14 @@ class Codec:
     def decode(self, type: Any, body: Body) -> Any:
         try:
             return self.decoder(type).decode(body)
-        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        except UNDECODABLE as error:
             raise BadMessage(f"this is no {getattr(type, '__qualname__', type)}: {error}") from error
 
     def frame(self, payload: memoryview) -> AnyFrame:
         """BadMessage where it is none."""
         try:
             return self._frames.decode(payload)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except UNDECODABLE as error:
             raise BadMessage(f"not a frame: {error}") from error
 
     def _to_wire(self, value: Any) -> Any:

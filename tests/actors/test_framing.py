@@ -12,7 +12,7 @@ PAYLOADS = st.lists(st.binary(max_size=200), max_size=20)
 
 
 def framed(payloads: list[bytes]) -> bytes:
-    return b"".join(header(payload) + payload for payload in payloads)
+    return b"".join(header(len(payload)) + payload for payload in payloads)
 
 
 def cut(data: bytes, cuts: list[int]) -> list[bytes]:

@@ -143,7 +143,7 @@ async def test_bad_messages_and_answers_are_named(pair: Pair) -> None:
     ref = pair.carry(await start(pair.b, Shop()))
     with pytest.raises(UnhandledMessage, match="Shop does not handle"):
         await ref.ask(Unheard())
-    with pytest.raises(BadMessage, match="a#1 to Wrong: this is no int"):
+    with pytest.raises(BadMessage, match=r"what a#1 answered to Wrong is not its type: Expected `int`"):
         await ref.ask(Wrong())
     with pytest.raises(BadMessage, match=r"this is no Pet: .*which"):
         await ref.ask(Pet(which=7))  # type: ignore[arg-type]
@@ -371,6 +371,10 @@ async def listening() -> AsyncIterator[Node]:
         yield node
 
 
+def framed(payload: bytes) -> bytes:
+    return header(len(payload)) + payload
+
+
 async def stranger(node: Node) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     _, host, port = node.endpoint.split(":")
     return await asyncio.open_connection(host, int(port))
@@ -380,7 +384,7 @@ async def stranger(node: Node) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     ("sent", "why"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "a frame of 1195725856 bytes, 4096 allowed"),
-        (header(b"xxxx") + b"xxxx", "not a handshake"),
+        (framed(b"xxxx"), "not a handshake"),
         (b"\0\0", "it closed within a frame"),
     ],
 )
@@ -400,9 +404,9 @@ async def authenticated(node: Node) -> tuple[asyncio.StreamReader, asyncio.Strea
     reader, writer = await stranger(node)
     handshake = DiallerHandshake(TOKEN, Peer("f" * 16, "stranger", ""))
     hello = handshake.hello()
-    writer.write(header(hello) + hello)
+    writer.write(framed(hello))
     proof = handshake.on_hello(memoryview(await read_frame(reader)))
-    writer.write(header(proof) + proof)
+    writer.write(framed(proof))
     handshake.on_verdict(memoryview(await read_frame(reader)))
     return reader, writer
 
@@ -414,16 +418,10 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (header(b"xxxx") + b"xxxx", "not a frame"),
+        (framed(b"xxxx"), "not a frame"),
         ((64 * 2**20 + 1).to_bytes(4, "big"), "67108864 allowed"),
-        (
-            header(b"\x93\x06\x01\x05")
-            + b"\x93\x06\x01\x05"
-            + header(b"\x93\x06\x01\x05")
-            + b"\x93\x06\x01\x05",
-            "replayed",
-        ),
-        (header(b"\x93\x06\x02\x05") + b"\x93\x06\x02\x05", "frame 2 where 1 belongs"),
+        (2 * framed(b"\x93\x06\x01\x05"), "replayed"),
+        (framed(b"\x93\x06\x02\x05"), "frame 2 where 1 belongs"),
         (b"\0\0\0\x09half", "it closed within a frame"),
     ],
 )

@@ -50,7 +50,7 @@ class SocketChannel(asyncio.Protocol):
             return
         if not self._buffer:
             self._loop.call_soon(self._flush)
-        self._buffer += header(payload)
+        self._buffer += header(len(payload))
         if len(payload) > JOIN_UP_TO_BYTES:
             self._flush()
             self._transport.write(payload)
