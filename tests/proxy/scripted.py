@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from gyre.actors import Actor, Tell, handles
+from gyre.actors import Actor, Down, Ref, Tell, handles
 from gyre.cell.engine.base import Chunk, EngineAsleep, GenerateRequest
 from gyre.cell.messages import Abort, Generate
 from gyre.trajectory.records import CallRecord, CallRetried, RecordCall
@@ -107,6 +107,21 @@ class ScriptedEngine(Actor):
     @handles(Die)
     async def die(self, message: Die) -> None:
         self.context.stop()
+
+
+class Mourner(Actor):
+    """Knows of engines' deaths, so that they are nobody's crash."""
+
+    def __init__(self, engines: list[Ref]) -> None:
+        self._engines = engines
+
+    async def started(self) -> None:
+        for engine in self._engines:
+            self.context.monitor(engine)
+
+    @handles(Down)
+    async def mourn(self, message: Down) -> None:
+        """Nothing is to be done."""
 
 
 class KeepingTrajectory(Actor):

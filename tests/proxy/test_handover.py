@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gyre.actors import ChildSpec, ProcessSpec
 from gyre.cell.engine.base import ContextOverflow
 from tests.proxy.house import PUT, PUT_DATA, USER, House, house
-from tests.proxy.scripted import Die
+from tests.proxy.process_engine import CountingConfig, GetPid
+from tests.proxy.scripted import Die, Mourner
 
 CHAT = {"messages": [USER], "tools": [PUT]}
 
@@ -236,3 +240,28 @@ async def test_a_call_nobody_waits_for_is_still_recorded(two: House) -> None:
     await two.until(calls=1, in_flight=0)
     assert len(two.kept.records) == 1
     assert (await two.totals()).failed_calls == 0
+
+
+async def test_kill_9_of_an_engines_process_is_not_noticed(chatml_folder: Path, tmp_path: Path) -> None:
+    async with house(chatml_folder, tmp_path, cells=0) as built:
+        config = CountingConfig(first_token=40, tokens=50, seconds_a_token=0.005)
+        for cell in range(2):
+            spec = ProcessSpec(
+                name=f"process-{cell}",
+                actor="tests.proxy.process_engine:CountingEngine",
+                config=config,
+                restart="temporary",
+            )
+            built.engines[cell] = await built.node.spawn(spec)
+            await built.open_cell(cell)
+        await built.node.spawn(ChildSpec(name="mourner", start=lambda: Mourner(list(built.engines.values()))))
+        call = asyncio.create_task(built.post(CHAT))
+        pids = [asyncio.create_task(ref.ask(GetPid())) for ref in built.engines.values()]
+        (first,), others = await asyncio.wait(pids, return_when=asyncio.FIRST_COMPLETED)
+        os.kill(first.result(), signal.SIGKILL)
+        assert (await call)[0] == 200
+        (record,) = built.kept.records
+        assert record.output_ids == tuple(range(40, 90))
+        assert record.reroutes == 1
+        assert (await built.totals()).failed_calls == 0
+        await asyncio.wait(others)
