@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,10 @@ def warnings(job: Job) -> tuple[Fault, ...]:
                 "the others wait for a place",
             )
         )
+    sandboxed = [table for table in ("harness", "evaluator") if _at(job, f"{table}.sandbox") == "bubblewrap"]
+    if sandboxed and shutil.which("bwrap") is None:
+        key = f"{sandboxed[0]}.sandbox"
+        found.append(Fault(key=key, found="no bwrap on this machine", allowed="bubblewrap, installed"))
     return tuple(found)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -14,5 +16,5 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     port: int = 0
     wait_s: float = 600.0
     max_body_bytes: int = 16 * 1024 * 1024
-    tool_format: str = "hermes"
+    tool_format: Literal["hermes", "plain"] = "hermes"
     keep_alive_s: float = 10.0

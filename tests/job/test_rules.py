@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,18 @@ def test_a_run_folder_must_not_be_a_file(faults: Faults, job_file: Path) -> None
 
 def test_rules_about_a_key_that_is_faulty_already_are_moot(faults: Faults) -> None:
     assert list(faults("model.context_tokens=many", "train.micro_step_tokens=1")) == ["model.context_tokens"]
+
+
+@pytest.fixture(autouse=True)
+def _bubblewrap_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+def test_an_absent_sandbox_is_warned_of(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert [w.key for w in warnings(load_job(job_file))] == ["harness.sandbox"]
+    overrides = ["harness.sandbox=process", "evaluator.sandbox=process"]
+    assert warnings(load_job(job_file, overrides)) == ()
 
 
 def test_wide_clip_ranges_are_warned_of(job_file: Path) -> None:
