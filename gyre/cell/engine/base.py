@@ -59,6 +59,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     prefilled_tokens: int = 0
     cached_tokens: int = 0
+    preemptions: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     busy_s: float = 0.0

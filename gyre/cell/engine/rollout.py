@@ -49,6 +49,7 @@ class Rollout(Generic[Outlet]):
             generated_tokens=self._generated_tokens,
             prefilled_tokens=self._prefilled_tokens,
             cached_tokens=self._scheduler.cached_tokens,
+            preemptions=self._scheduler.preemptions,
             kv_blocks_used=pool.used,
             kv_blocks_total=pool.blocks,
             busy_s=self._busy_s,

@@ -390,6 +390,7 @@ async def test_many_calls_in_a_small_pool_all_finish_as_if_alone(case: Any, kv_t
     engine = await case.awake(kv_tokens=kv_tokens)
     got = [joined(c) for c in await asyncio.gather(*(chunks_of(engine, one) for one in asked))]
     assert [chunk.token_ids for chunk in got] == want
+    assert engine.metrics().preemptions > 0
     assert engine.metrics().kv_blocks_used == 0
 
 

@@ -138,6 +138,14 @@ async def test_logits_that_are_not_finite_fail_the_call(native: Any) -> None:
     assert len(await generate(engine)) == 10
 
 
+async def test_close_ends_the_thread_it_made(native: Any) -> None:
+    engine = await native.awake()
+    thread = engine._thread.submit(threading.current_thread).result()
+    await engine.close()
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
 async def test_an_idle_engine_uses_no_cpu(native: Any) -> None:
     engine = await native.awake()
     await generate(engine)
