@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Callable
 
-COMPACT_TOKENS = 160  # a prompt longer than this is compacted before the next call
+COMPACT_TOKENS = 100  # a prompt longer than this is compacted before the next call
 MAX_TURNS = 24  # calls of one execution, sub-agents and summaries included
 RETRY_EVERY = 12  # one call in so many is asked twice
 HANG_UP_S = 0.02  # how long an answer that will be asked for twice is waited for
@@ -31,7 +31,7 @@ MAIN_SYSTEM = "You tidy an inbox."
 SUMMARY_REQUEST = "Summarise what was done so far."
 INBOX_EMPTY = "inbox is empty"
 BOX_EMPTY = "box is empty"
-UNKNOWN_FOLDER = "unknown folder"
+UNKNOWN_ENTRY = "unknown entry"
 UNKNOWN_TOOL = "unknown tool"
 NOT_A_BOX = "not a box"
 
@@ -42,7 +42,7 @@ def tool_schema(name: str, parameter: str) -> dict:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-PUT = tool_schema("put", "folder")
+PUT = tool_schema("put", "entry")
 DELEGATE = tool_schema("delegate", "prompt")
 MAIN_TOOLS = [PUT, DELEGATE]
 BOX_TOOLS = [PUT]
@@ -51,6 +51,11 @@ BOX_TOOLS = [PUT]
 def next_text(item: str) -> str:
     """What tells an agent its current item."""
     return f"next: {item}"
+
+
+def entry(item: str, folder: str) -> str:
+    """What `put` is told: the item's extension and the folder it goes to."""
+    return f"{item.rpartition('.')[2]} {folder}"
 
 
 def main_user(prompt: str, position: str) -> str:
@@ -140,12 +145,12 @@ class Session:
             return self._delegate(argument)
         return UNKNOWN_TOOL
 
-    def _put(self, folder: str, pile: Pile) -> str:
-        if folder not in FOLDERS:
-            return UNKNOWN_FOLDER
-        if pile.items:
-            item = pile.items.pop(0)
-            self._move(f"{BOX}/{item}" if pile is self._box else item, folder)
+    def _put(self, argument: str, pile: Pile) -> str:
+        item, folder = pile.items[0] if pile.items else "", argument.rpartition(" ")[2]
+        if folder not in FOLDERS or argument != entry(item, folder):
+            return UNKNOWN_ENTRY
+        pile.items.pop(0)
+        self._move(f"{BOX}/{item}" if pile is self._box else item, folder)
         return pile.position()
 
     def _delegate(self, prompt: str) -> str:

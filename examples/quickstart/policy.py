@@ -1,7 +1,7 @@
 """The quickstart's policy: a small Llama with its own tokenizer, and demonstrations for its warm start.
 
-The demonstrations show how the tools are spoken to, not where a file belongs: a folder is drawn from three
-of the four, of which two are wrong. Which of the three is right the policy learns by reward alone.
+The demonstrations show how the tools are spoken to, never where a file belongs: their folders are drawn at
+random. What belongs where the policy learns by reward alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
     "<|im_start|>{{ message.role }}\n"
     "{{ message.content or '' }}"
     "{%- for call in message.tool_calls or [] %}"
-    "<tool_call>{\"name\": \"{{ call.function.name }}\", \"arguments\": "
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": '
     "{{ call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}}"
     "</tool_call>"
     "{%- endfor %}"
@@ -39,7 +39,9 @@ CHAT_TEMPLATE = (
 
 
 def _sibling(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"quickstart_{name}", Path(__file__).with_name(f"{name}.py"))
+    spec = importlib.util.spec_from_file_location(
+        f"quickstart_{name}", Path(__file__).with_name(f"{name}.py")
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -79,10 +81,11 @@ def write_model(folder: Path) -> None:
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=1024,
+        initializer_range=0.08,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -138,15 +141,9 @@ def _reply(messages: list, tools: list | None, rng: random.Random) -> dict[str, 
     if position == harness.next_text(harness.BOX):
         return _call("delegate", "prompt", "file the box")
     if position.startswith(harness.next_text("")):
-        return _call("put", "folder", rng.choice(plausible(position.rpartition(".")[2])))
+        item = position.removeprefix(harness.next_text(""))
+        return _call("put", "entry", harness.entry(item, rng.choice(harness.FOLDERS)))
     return {"role": "assistant", "content": FINAL}
-
-
-def plausible(extension: str) -> tuple[str, ...]:
-    """The right folder and two wrong ones, in an order that tells nothing."""
-    right = harness.FOLDERS.index(tasks.FOLDER_OF[extension])
-    ruled_out = (right + 1 + len(extension)) % len(harness.FOLDERS)
-    return tuple(folder for index, folder in enumerate(harness.FOLDERS) if index != ruled_out)
 
 
 def _call(name: str, parameter: str, value: str) -> dict[str, Any]:

@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -39,22 +37,21 @@ class CheckpointFolder:
     def path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
 
-    @contextmanager
-    def writing(self, step: int) -> Iterator[Path]:
-        """A folder to fill; on leaving it is sealed and takes its place, and old ones go."""
+    def begin(self, step: int) -> Path:
+        """An empty folder to fill, beside the step's place."""
         partial = self._folder / f"partial-{step:06d}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        try:
-            yield partial
-            _seal(partial, step)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+        return partial
+
+    def finish(self, partial: Path, step: int) -> Path:
+        """Seals what was filled and moves it to its place; old ones go. Returns the place."""
+        _seal(partial, step)
         shutil.rmtree(self.path(step), ignore_errors=True)
         partial.rename(self.path(step))
         for old in self.steps()[: -self._keep]:
             shutil.rmtree(self.path(old), ignore_errors=True)
+        return self.path(step)
 
     def steps(self) -> list[int]:
         """Steps that have a folder, in order."""

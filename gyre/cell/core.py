@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+CHECKPOINT_READER = -1
+
 
 class AskRanks(Protocol):
     def __call__(self, message: Ask[Any]) -> Awaitable[list[Any]]: ...
@@ -103,7 +105,9 @@ class Core:
     async def stage(self, manifest: Manifest, regions: tuple[RegionHandle, ...]) -> bool:
         """A satellite's: checked on all ranks, journalled, then added. Answers whether it counts."""
         async with self._adding:
-            checks = [CheckShard(region=r, checksum=c) for r, c in zip(regions, manifest.checksums, strict=True)]
+            checks = [
+                CheckShard(region=r, checksum=c) for r, c in zip(regions, manifest.checksums, strict=True)
+            ]
             whole = [await self._rank(rank, check) for rank, check in enumerate(checks)]
             if not all(whole):
                 log.warning("contribution_corrupt", cell=manifest.cell, step=manifest.step, ranks=whole)
@@ -151,9 +155,11 @@ class Core:
         """Writes the last committed step beside its place, then moves it there."""
         async with self._adding:
             step = self.step
-            with self._checkpoints.writing(step) as folder:
-                await self._ranks(WriteCheckpoint(folder=folder, step=step))
-        return self._checkpoints.path(step)
+            folder = await asyncio.to_thread(self._checkpoints.begin, step)
+            snapshot = await self.lease(CHECKPOINT_READER, "training")
+            await self._ranks(WriteCheckpoint(folder=folder, region=snapshot.region))
+            self.release(snapshot.lease)
+            return await asyncio.to_thread(self._checkpoints.finish, folder, step)
 
     def _count(self, manifest: Manifest) -> None:
         done = self._committed_by_cell.get(manifest.cell, 0)

@@ -27,6 +27,9 @@ from gyre.loss import MicroStepStats
 
 log = structlog.get_logger()
 
+# The journal waits for room on a full disk; the contribution waits with it.
+ACCEPT_TIMEOUT_S = 3600.0
+
 AskRanks = Callable[[Ask[Any]], Awaitable[list[Any]]]
 
 
@@ -131,7 +134,9 @@ class TrainingLoop:
             stats=self._stats,
         )
         counts = await self._contributor.contribute(manifest)
-        log.info("contribution", cell=self._cell, step=manifest.step, micro_steps=len(self._held), counts=counts)
+        log.info(
+            "contribution", cell=self._cell, step=manifest.step, micro_steps=len(self._held), counts=counts
+        )
         self._held = []
         self._stats = MicroStepStats()
         if not counts:
@@ -145,4 +150,4 @@ class TrainingLoop:
 
 async def accept(queue: Ref, manifest: Manifest) -> bool:
     """Has the queue journal a contribution; False: it is forfeit."""
-    return await queue.ask(Accept(manifest=manifest))
+    return await queue.ask(Accept(manifest=manifest), timeout_s=ACCEPT_TIMEOUT_S)

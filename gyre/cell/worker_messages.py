@@ -165,10 +165,10 @@ class EndTraining(Ask[None], frozen=True, kw_only=True):
 
 
 class WriteCheckpoint(Ask[None], frozen=True, kw_only=True):
-    """To the core's ranks: weights (rank 0), optimizer shards, step."""
+    """To the core's ranks: every rank its optimizer shard, rank 0 also the snapshot as a model folder."""
 
     folder: Path
-    step: int
+    region: RegionHandle
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):

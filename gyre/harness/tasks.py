@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import importlib.util
 import random
 import shutil
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
+
+from gyre.cell.recipes import load_function
 
 PROMPT = "prompt.md"
 WORKSPACE = "workspace"
@@ -58,7 +55,7 @@ def load_tasks(folder: Path) -> tuple[Task, ...]:
 def write_recipe(recipe: str, folder: Path, count: int, seed: int) -> None:
     """Has a recipe, a function `(folder, count, seed)` named `file.py:function` or
     `package.module:function`, write its tasks into `folder`; not again where it already did. Raises
-    TasksError."""
+    TasksError, RecipeError."""
     if folder.is_dir():
         return
     write = load_function(recipe)
@@ -72,20 +69,6 @@ def write_recipe(recipe: str, folder: Path, count: int, seed: int) -> None:
         fix = "it is called with (folder, count, seed) and writes one folder a task"
         raise TasksError(recipe, f"raised {type(error).__name__}: {error}", fix) from error
     draft.rename(folder)
-
-
-def load_function(name: str) -> Callable[..., Any]:
-    """The function that a job file names. Raises TasksError."""
-    place, _, function = name.rpartition(":")
-    try:
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:
-        fix = "name it as file.py:function or package.module:function"
-        raise TasksError(name, f"cannot be imported ({type(error).__name__}: {error})", fix) from error
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise TasksError(name, f"{place} has no function {function!r}", "define it there")
-    return found  # type: ignore[no-any-return]
 
 
 class TaskOrder:
@@ -114,18 +97,3 @@ def _load(folder: Path) -> Task:
     if not prompt.strip():
         raise TasksError(str(path), "is empty", "write the task's text there")
     return Task(name=folder.name, folder=folder.absolute(), prompt=prompt)
-
-
-def _load_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"_recipe_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    # A recipe may import what lies beside it.
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(path.parent))
-    return module

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.harness.tasks import Task, TaskOrder, TasksError, load_function, load_tasks, write_recipe
+from gyre.harness.tasks import Task, TaskOrder, TasksError, load_tasks, write_recipe
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "tasks.py"
 
@@ -74,24 +74,6 @@ def test_a_recipe_that_fails_leaves_nothing_that_looks_written(tmp_path: Path) -
     with pytest.raises(TasksError, match=r"recipe\.py:write: raised OSError: full"):
         write_recipe(f"{recipe}:write", tmp_path / "tasks", 2, 7)
     assert not (tmp_path / "tasks").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("no.such.module:write", "cannot be imported"),
-        ("/no/such/file.py:write", "cannot be imported"),
-        ("json:no_such_function", "has no function"),
-        ("write", "cannot be imported"),
-    ],
-)
-def test_a_recipe_that_is_not_there_is_named(name: str, problem: str) -> None:
-    with pytest.raises(TasksError, match=problem):
-        load_function(name)
-
-
-def test_a_recipe_may_be_named_in_a_module() -> None:
-    assert load_function("json:dumps")([1]) == "[1]"
 
 
 def test_each_pass_draws_every_task_once_in_another_order() -> None:

@@ -1,0 +1,59 @@
+"""Models of the policy: one for the engine, one for training, from a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def pick_device(kind: str, cell: int, rank: int, ranks: int) -> torch.device:
+    """The device of a rank: GPUs in order of cells and ranks, round and round; else the CPU."""
+    if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
+        index = (cell * ranks + rank) % torch.cuda.device_count()
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+    return torch.device("cpu")
+
+
+def load_model(folder: Path, dtype: str, device: torch.device) -> PreTrainedModel:
+    """The folder's model with its weights, on `device`."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype])
+    return cast(PreTrainedModel, model.to(device).eval())
+
+
+def end_token_ids(folder: Path) -> tuple[int, ...]:
+    """The tokens that end an answer, by the generation config, else the model's."""
+    if (folder / "generation_config.json").exists():
+        found = GenerationConfig.from_pretrained(folder).eos_token_id
+    else:
+        found = AutoConfig.from_pretrained(folder).eos_token_id
+    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+
+
+def training_model(like: PreTrainedModel, mesh: DeviceMesh | None) -> PreTrainedModel:
+    """A module for training with memory of its own, FSDP2-sharded over `mesh`, weights undefined."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(like.config, dtype=like.dtype)
+    if mesh is not None:
+        _shard(model, mesh)
+    model.to_empty(device=like.device)
+    for (_, buffer), (_, source) in zip(model.named_buffers(), like.named_buffers(), strict=True):
+        buffer.copy_(source)
+    return cast(PreTrainedModel, model.train())
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Every decoder layer by itself, then the rest; gradients are reduced in fp32 and summed."""
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+    for layer in max(stacks, key=len):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)

@@ -1,0 +1,222 @@
+"""Rank: the models, gradients and weights of one rank. Blocking; all of it belongs to the device thread."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from gyre.cell.checkpoints import check
+from gyre.cell.engine.base import EngineMetrics
+from gyre.cell.engine.memory import release_parameters
+from gyre.cell.engine.native import NativeEngine
+from gyre.cell.group import CellGroup
+from gyre.cell.model import end_token_ids, load_model, pick_device, training_model
+from gyre.cell.train.optimizer import MasterWeights
+from gyre.cell.train.saving import load_optimizer, save_optimizer, save_weights
+from gyre.cell.train.trainer import Trainer
+from gyre.cell.train.warm_start import warm_start
+from gyre.cell.weights import Layout, checksum, fill, local, parameters, shapes
+from gyre.cell.worker_messages import Loaded, RankStatus, StagedShard, Updated, WorkerConfig
+from gyre.loss import MicroStep, MicroStepStats
+from gyre.rdma import RegionHandle, SharedMemory
+
+
+class Rank:
+    """In rollout role its engine has weights, in train role its trainer has; the core's masters stay."""
+
+    def __init__(self, config: WorkerConfig, thread: ThreadPoolExecutor) -> None:
+        self._config = config
+        self._setup = config.setup
+        self._ranks = config.setup.cells.ranks
+        self._thread = thread
+        self._device = pick_device(config.setup.cluster.device, config.cell, config.rank, self._ranks)
+        self._shared = SharedMemory(config.setup.shm_folder)
+        self._model: PreTrainedModel | None = None
+        self._engine: NativeEngine | None = None
+        self._trainer: Trainer | None = None
+        self._masters: MasterWeights | None = None
+        self._layout: Layout | None = None
+        self._train_busy_s = 0.0
+        self._trained_tokens = 0
+        self.group = CellGroup(config.rank, self._ranks, self._device, config.setup.cells.group_timeout_s)
+
+    @property
+    def engine(self) -> NativeEngine:
+        assert self._engine is not None, "LoadModel comes first"
+        return self._engine
+
+    async def engine_close(self) -> None:
+        if self._engine is not None:
+            await self._engine.close()
+
+    # --- loading ----------------------------------------------------------------------------------
+
+    def load(self, checkpoint: Path | None) -> Loaded:
+        """Builds model and engine, which sleeps; on the core also the masters."""
+        setup = self._setup
+        folder = checkpoint or setup.model_folder
+        model = self._model = load_model(folder, setup.model.dtype, self._device)
+        self._layout = Layout(shapes(model), model.dtype, self._config.rank, self._ranks)
+        step = 0
+        if self._config.core:
+            self._take_masters()
+            if checkpoint is not None:
+                step = check(checkpoint)
+                load_optimizer(checkpoint, self._masters_, self._config.rank)
+        rollout = setup.rollout
+        window = min(setup.model.context_tokens, model.config.max_position_embeddings)
+        self._engine = NativeEngine(
+            model,
+            window_tokens=window,
+            kv_tokens=rollout.kv_tokens,
+            block_tokens=rollout.block_tokens,
+            max_batch=rollout.max_batch,
+            chunk_interval_s=rollout.chunk_interval_s,
+            eos_token_ids=end_token_ids(setup.model_folder),
+            device_thread=self._thread,
+        )
+        if not (self._config.core and step == 0 and setup.model.warm_start is not None):
+            release_parameters(model)
+        return Loaded(
+            weights_bytes=self._layout.nbytes,
+            parameters=model.num_parameters(),
+            step=step,
+            window_tokens=self._engine.window_tokens,
+        )
+
+    def warm_start(self) -> float:
+        """Trains the model as it was loaded, then takes the masters from it. With more ranks than one each
+        does the same: the demonstrations come in one order."""
+        config = self._setup.model.warm_start
+        assert config is not None and self._model is not None
+        loss = warm_start(self._model, self._setup.model_folder, config)
+        self._take_masters()
+        release_parameters(self._model)
+        return loss
+
+    def _take_masters(self) -> None:
+        assert self._model is not None and self._layout is not None
+        slots = zip(parameters(self._model), self._layout.slots, strict=True)
+        rows = [parameter[slot.rows[0] : slot.rows[1]] for parameter, slot in slots]
+        self._masters = MasterWeights(rows, self._setup.train)
+
+    # --- weights ------------------------------------------------------------------------------------
+
+    def fill_engine(self, region: RegionHandle) -> None:
+        assert self._model is not None and self._layout is not None
+        with self._shared.open(region) as source:
+            views = self._layout.views(source.buffer)
+            fill([p.data for p in parameters(self._model)], views)
+            del views
+
+    def write_snapshot(self, version: int) -> RegionHandle:
+        """Writes this rank's rows of the masters, in compute dtype, into the region all ranks share."""
+        assert self._layout is not None
+        with self._shared.allocate(f"w{version}", self._layout.nbytes) as region:
+            shards = self._layout.shards(region.buffer)
+            fill(shards, [weight.detach() for weight in self._masters_.weights])
+            del shards
+            return region.handle
+
+    # --- training -----------------------------------------------------------------------------------
+
+    def begin_training(self, region: RegionHandle) -> None:
+        """Loads a snapshot into the training module, which is built where there is none."""
+        assert self._model is not None and self._layout is not None
+        if self._trainer is None:
+            model = training_model(self._model, self.group.mesh())
+            self._trainer = Trainer(
+                model, self._setup.loss, self._setup.rollout.temperature, self._config.rank, self._ranks
+            )
+        self._trainer.drop_gradients()
+        with self._shared.open(region) as source:
+            shards = self._layout.shards(source.buffer)
+            fill([local(p.data) for p in parameters(self._trainer.model)], shards)
+            del shards
+
+    def end_training(self) -> None:
+        self._trainer = None
+
+    def micro_step(self, micro_step: MicroStep) -> MicroStepStats:
+        stats = self._trainer_.micro_step(micro_step)
+        self._train_busy_s += stats.seconds
+        self._trained_tokens += stats.tokens
+        return stats
+
+    def drop_gradients(self) -> None:
+        self._trainer_.drop_gradients()
+
+    def stage(self, name: str) -> StagedShard:
+        """A satellite's gradients as a region."""
+        gradients = self._trainer_.gradients
+        layout = self._gradient_layout()
+        with self._shared.allocate(f"{name}-r{self._config.rank}", layout.nbytes) as region:
+            views = layout.views(region.buffer)
+            fill(views, gradients)
+            del views
+            staged = StagedShard(region=region.handle, checksum=checksum(region.buffer))
+        self._trainer_.drop_gradients()
+        return staged
+
+    # --- the core -------------------------------------------------------------------------------------
+
+    def is_whole(self, region: RegionHandle, expected: int) -> bool:
+        with self._shared.open(region) as source:
+            return (
+                source.handle.nbytes == self._gradient_layout().nbytes and checksum(source.buffer) == expected
+            )
+
+    def add_shard(self, region: RegionHandle) -> None:
+        with self._shared.open(region) as source:
+            views = self._gradient_layout().views(source.buffer)
+            self._masters_.add([view.to(self._device) for view in views])
+            del views
+
+    def add_own(self) -> None:
+        self._masters_.add(self._trainer_.gradients)
+        self._trainer_.drop_gradients()
+
+    def commit(self, version: int, scale: float) -> Updated:
+        """Updates the masters, writes the snapshot, loads it into the training module."""
+        norm, lr = self._masters_.update(version - 1, scale, self.group)
+        region = self.write_snapshot(version)
+        masters = [weight.detach() for weight in self._masters_.weights]
+        fill([local(p.data) for p in parameters(self._trainer_.model)], masters)
+        return Updated(grad_norm=norm, lr=lr, region=region)
+
+    def write_checkpoint(self, folder: Path, region: RegionHandle) -> None:
+        """The optimizer's shard; rank 0 also writes the snapshot as a Hugging Face folder."""
+        save_optimizer(folder, self._masters_, self._config.rank)
+        if self._config.rank != 0:
+            return
+        assert self._model is not None and self._layout is not None
+        names = [name for name, _ in self._model.named_parameters()]
+        with self._shared.open(region) as source:
+            views = dict(zip(names, self._layout.views(source.buffer), strict=True))
+            save_weights(folder, self._model, views, self._setup.model_folder)
+            del views
+
+    def status(self) -> RankStatus:
+        metrics = self._engine.metrics() if self._engine is not None else EngineMetrics()
+        return RankStatus(
+            engine=metrics, train_busy_s=self._train_busy_s, trained_tokens=self._trained_tokens
+        )
+
+    def _gradient_layout(self) -> Layout:
+        """This rank's rows of every parameter in fp32, as a layout of their own."""
+        assert self._layout is not None
+        rows = [(slot.rows[1] - slot.rows[0], *slot.shape[1:]) for slot in self._layout.slots]
+        return Layout(rows, torch.float32, 0, 1)
+
+    @property
+    def _trainer_(self) -> Trainer:
+        assert self._trainer is not None, "the cell is not in train role"
+        return self._trainer
+
+    @property
+    def _masters_(self) -> MasterWeights:
+        assert self._masters is not None, "this rank is not of the core"
+        return self._masters

@@ -1,0 +1,48 @@
+"""The rendezvous store of all process groups: in a process of its own, outside all ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gyre.actors import Actor, Ask, handles
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+
+class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`host` is the address that ranks reach it by."""
+
+    host: str = "127.0.0.1"
+
+
+class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank connects."""
+
+    host: str
+    port: int
+
+
+class GetStoreAddress(Ask[StoreAddress], frozen=True, kw_only=True):
+    """To the StoreActor. A store that was restarted answers another port; groups that stand need it no more."""
+
+
+class StoreActor(Actor):
+    """Serves one `TCPStore`; its groups are told apart by a prefix of {cell, incarnation, generation}."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._host = config.host
+        self._store: TCPStore | None = None
+
+    async def started(self) -> None:
+        from torch.distributed import TCPStore
+
+        # Bound and held by the store itself: no port is picked before it is used.
+        self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+
+    @handles(GetStoreAddress)
+    async def address(self, message: GetStoreAddress) -> StoreAddress:
+        assert self._store is not None
+        return StoreAddress(host=self._host, port=self._store.port)

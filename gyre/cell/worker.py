@@ -1,0 +1,154 @@
+"""RankWorker: one rank of a cell, in a process of its own. All torch work is on its device thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from gyre.actors import Actor, handles
+from gyre.cell.engine.base import Chunk
+from gyre.cell.messages import Abort, Generate
+from gyre.cell.rank import Rank
+from gyre.cell.worker_messages import (
+    AddOwn,
+    AddShard,
+    BeginTraining,
+    BuildGroup,
+    CheckShard,
+    CommitStep,
+    DropGradients,
+    EndTraining,
+    GetRankStatus,
+    Loaded,
+    LoadModel,
+    RankStatus,
+    SleepEngine,
+    StagedShard,
+    StageGradients,
+    TrainMicroStep,
+    Updated,
+    UpdateEngine,
+    WakeEngine,
+    WarmStart,
+    WorkerConfig,
+    WriteCheckpoint,
+    WriteSnapshot,
+)
+from gyre.loss import MicroStepStats
+from gyre.rdma import RegionHandle
+
+R = TypeVar("R")
+
+
+class RankWorker(Actor):
+    """Passes messages on to its `Rank` and calls to its engine."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
+        self._rank = Rank(config, self._thread)
+
+    async def started(self) -> None:
+        torch.set_num_threads(self._config.setup.cluster.threads_per_rank)
+
+    async def stopping(self) -> None:
+        await self._rank.engine_close()
+        await self._on_device(self._rank.group.drop)
+        self._thread.shutdown(wait=False)
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    @handles(Generate)
+    async def generate(self, message: Generate) -> AsyncIterator[Chunk]:
+        async for chunk in self._rank.engine.generate(message.request):
+            yield chunk
+
+    @handles(Abort, concurrent=True)
+    async def abort(self, message: Abort) -> None:
+        await self._rank.engine.abort(message.call)
+
+    # --- life and role ----------------------------------------------------------------------------
+
+    @handles(LoadModel)
+    async def load_model(self, message: LoadModel) -> Loaded:
+        return await self._on_device(partial(self._rank.load, message.checkpoint))
+
+    @handles(WarmStart)
+    async def warm_start(self, message: WarmStart) -> float:
+        return await self._on_device(self._rank.warm_start)
+
+    @handles(BuildGroup)
+    async def build_group(self, message: BuildGroup) -> None:
+        await self._on_device(partial(self._rank.group.rebuild, message.host, message.port, message.prefix))
+
+    @handles(SleepEngine)
+    async def sleep_engine(self, message: SleepEngine) -> None:
+        await self._rank.engine.sleep()
+
+    @handles(WakeEngine)
+    async def wake_engine(self, message: WakeEngine) -> None:
+        load = partial(self._rank.fill_engine, message.region)
+        await self._rank.engine.wake(message.version, load)
+
+    @handles(UpdateEngine)
+    async def update_engine(self, message: UpdateEngine) -> None:
+        load = partial(self._rank.fill_engine, message.region)
+        await self._rank.engine.update(message.version, load)
+
+    @handles(BeginTraining)
+    async def begin_training(self, message: BeginTraining) -> None:
+        await self._on_device(partial(self._rank.begin_training, message.region))
+
+    @handles(EndTraining)
+    async def end_training(self, message: EndTraining) -> None:
+        await self._on_device(self._rank.end_training)
+
+    # --- micro-steps, contributions, updates --------------------------------------------------------
+
+    @handles(TrainMicroStep)
+    async def train_micro_step(self, message: TrainMicroStep) -> MicroStepStats:
+        return await self._on_device(partial(self._rank.micro_step, message.micro_step))
+
+    @handles(DropGradients)
+    async def drop_gradients(self, message: DropGradients) -> None:
+        await self._on_device(self._rank.drop_gradients)
+
+    @handles(StageGradients)
+    async def stage_gradients(self, message: StageGradients) -> StagedShard:
+        return await self._on_device(partial(self._rank.stage, message.name))
+
+    @handles(CheckShard, concurrent=True)
+    async def check_shard(self, message: CheckShard) -> bool:
+        return await asyncio.to_thread(self._rank.is_whole, message.region, message.checksum)
+
+    @handles(AddShard)
+    async def add_shard(self, message: AddShard) -> None:
+        await self._on_device(partial(self._rank.add_shard, message.region))
+
+    @handles(AddOwn)
+    async def add_own(self, message: AddOwn) -> None:
+        await self._on_device(self._rank.add_own)
+
+    @handles(CommitStep)
+    async def commit_step(self, message: CommitStep) -> Updated:
+        return await self._on_device(partial(self._rank.commit, message.version, message.scale))
+
+    @handles(WriteSnapshot)
+    async def write_snapshot(self, message: WriteSnapshot) -> RegionHandle:
+        return await self._on_device(partial(self._rank.write_snapshot, message.version))
+
+    @handles(WriteCheckpoint)
+    async def write_checkpoint(self, message: WriteCheckpoint) -> None:
+        await self._on_device(partial(self._rank.write_checkpoint, message.folder, message.region))
+
+    @handles(GetRankStatus, concurrent=True)
+    async def status(self, message: GetRankStatus) -> RankStatus:
+        return self._rank.status()
+
+    async def _on_device(self, work: Callable[[], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
