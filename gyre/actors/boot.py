@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gyre.actors.handshake import Peer
+from gyre.actors.transport import TransportName
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +22,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     parent: Peer
     parent_pid: int
     token: bytes
-    transport: str
+    transport: TransportName
     host: str
     folder: str
     sys_path: list[str]

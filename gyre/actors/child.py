@@ -18,7 +18,7 @@ import msgspec
 from gyre.actors.actor import Actor
 from gyre.actors.boot import Boot
 from gyre.actors.errors import ExitReason, SpawnFailed
-from gyre.actors.log import log
+from gyre.actors.family import Running
 from gyre.actors.loop import run
 from gyre.actors.node import Node
 from gyre.actors.process import Parent
@@ -64,50 +64,79 @@ def builder(node: Node, actor: type[Actor], config: bytes) -> Callable[[], Actor
     return actor if kind is None else lambda: actor(value)  # type: ignore[call-arg]
 
 
-async def _main(boot: Boot) -> int:
-    folder = Path(boot.folder) if boot.folder else None
-    node = Node(
-        boot.name, transport=boot.transport, host=boot.host, folder=folder, token=boot.token,  # type: ignore[arg-type]
-        node_id=boot.node_id,
-    )  # fmt: skip
-    parent = node.processes.parent = Parent(boot.parent.node_id)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, parent.wants_stop)
-    async with node:
-        await node.listen()
-        link = node.links.connect(boot.parent.node_id, boot.parent.endpoint)
-        reason, life_id = None, 0
+class _Child:
+    """This process: one node, one actor."""
+
+    def __init__(self, boot: Boot) -> None:
+        self._boot = boot
+        self._actor: type[Actor] | None = None
+        self._reason: ExitReason | None = None
+
+    def load(self) -> None:
+        """Imports the actor's module, which may take long, before there is a loop that it would block."""
         try:
-            start = builder(node, load(boot.actor), boot.config)
+            self._actor = load(self._boot.actor)
+        except Exception as error:
+            self._reason = ExitReason.of(error)
+
+    async def main(self) -> int:
+        boot = self._boot
+        node = Node(
+            boot.name,
+            transport=boot.transport,
+            host=boot.host,
+            folder=Path(boot.folder) if boot.folder else None,
+            token=boot.token,
+            node_id=boot.node_id,
+        )
+        parent = node.processes.parent = Parent(boot.parent.node_id)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, parent.wants_stop)
+        async with node:
+            await node.listen()
+            link = node.links.connect(boot.parent.node_id, boot.parent.endpoint)
+            await link.opened.wait()
+            life = await self._start(node)
+            link.send(Booted(0, life.ref.id if life is not None else 0, node.endpoint, self._reason))
+            if life is not None:
+                self._reason = await _live(life, parent, boot.shutdown_s)
+                link.send(Ended(0, self._reason))
+            await link.drain()
+        if self._reason is None or not self._reason.abnormal:
+            return 0
+        sys.stderr.write(self._reason.traceback)
+        return 1
+
+    async def _start(self, node: Node) -> Running | None:
+        """None where it could not be started, for `_reason`."""
+        if self._actor is None:
+            return None
+        boot = self._boot
+        try:
+            start = builder(node, self._actor, boot.config)
             spec = ChildSpec(name=boot.name, start=start, shutdown_s=boot.shutdown_s, mailbox=boot.mailbox)
             life = await node.launch(spec, boot.incarnation)
-            life_id = life.ref.id
-            reason = life.ended.result() if life.ended.done() else None
         except SpawnFailed as error:
-            reason = error.reason
+            self._reason = error.reason
         except Exception as error:
-            reason = ExitReason.of(error)
-        link.send(Booted(0, life_id, node.endpoint, reason))
-        if reason is None:
-            reason = await _live(life, parent, boot.shutdown_s)
-            link.send(Ended(0, reason))
-        if reason.abnormal:
-            log.error("actor_died", actor=boot.name, reason=str(reason), trace=reason.traceback)
-        await link.opened.wait()
-        await link.drain()
-    return 1 if reason.abnormal else 0
+            self._reason = ExitReason.of(error)
+        else:
+            if not life.ended.done():
+                return life
+            self._reason = life.ended.result()
+        return None
 
 
-async def _live(life: Any, parent: Parent, shutdown_s: float) -> ExitReason:
+async def _live(life: Running, parent: Parent, shutdown_s: float) -> ExitReason:
     stop = asyncio.ensure_future(parent.stop.wait())
-    await asyncio.wait([life.ended, stop], return_when=asyncio.FIRST_COMPLETED)
+    either: list[asyncio.Future[Any]] = [life.ended, stop]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     if not life.ended.done():
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, life.kill)
         life.request_stop()
         await asyncio.wait([life.ended], timeout=shutdown_s)
         life.kill()
-    reason: ExitReason = await life.ended
-    return reason
+    return await life.ended
 
 
 def main() -> None:
@@ -118,7 +147,9 @@ def main() -> None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = boot.python_path
-    sys.exit(run(_main(boot)))
+    child = _Child(boot)
+    child.load()
+    sys.exit(run(child.main()))
 
 
 if __name__ == "__main__":

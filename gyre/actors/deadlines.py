@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from math import inf
 from typing import Protocol
 
 TICKS_PER_S = 250
@@ -30,7 +31,9 @@ class Deadlines:
         self._timer_tick = 0
 
     def add(self, item: Expiring, deadline: float) -> None:
-        """`deadline` in seconds of the loop's clock; met within one tick (4 ms)."""
+        """`deadline` in seconds of the loop's clock, met within one tick (4 ms); infinity is none."""
+        if deadline == inf:
+            return
         tick = int(deadline * TICKS_PER_S) + 1
         slot = self._slots.get(tick)
         if slot is None:

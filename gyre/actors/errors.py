@@ -39,7 +39,7 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True):
             text += f" (killed by {self.signal})"
         elif self.exit_code is not None:
             text += f" (exit code {self.exit_code})"
-        if self.stderr_tail:
+        if self.stderr_tail and not self.traceback:
             text += "; its last output:\n  " + "\n  ".join(self.stderr_tail)
         return text
 

@@ -31,6 +31,7 @@ class Running(Protocol):
 
     watched: bool
 
+    def find(self, path: str) -> Ref | None: ...
     def request_stop(self) -> None: ...
     def kill(self) -> None: ...
 
@@ -88,9 +89,13 @@ class Family:
             await self._stop(child)
             self._forget(child)
 
-    def lookup(self, name: str) -> Ref | None:
+    def lookup(self, path: str) -> Ref | None:
+        """The living child of that name, or what lives below it: `child/grandchild`."""
+        name, _, rest = path.partition("/")
         child = self._children.get(name)
-        return child.running.ref if child is not None and child.running is not None else None
+        if child is None or child.running is None:
+            return None
+        return child.running.find(rest) if rest else child.running.ref
 
     async def close(self) -> None:
         """Stops all, the youngest first."""

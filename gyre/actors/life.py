@@ -30,12 +30,15 @@ MESSAGES_A_TURN = 128
 class Timer:
     """A message to come; `cancel()` takes it back."""
 
-    __slots__ = ("_handle",)
+    __slots__ = ("_handle", "_timers")
 
-    def __init__(self, handle: asyncio.TimerHandle) -> None:
+    def __init__(self, handle: asyncio.TimerHandle, timers: set[asyncio.TimerHandle]) -> None:
         self._handle = handle
+        self._timers = timers
+        timers.add(handle)
 
     def cancel(self) -> None:
+        self._timers.discard(self._handle)
         self._handle.cancel()
 
 
@@ -52,6 +55,7 @@ class Life(LocalTarget):
         self._context = copy_context()
         self._tasks: dict[asyncio.Task[Any], Envelope | None] = {}
         self._timers: set[asyncio.TimerHandle] = set()
+        self._monitored: set[Ref] = set()
         self._family: Family | None = None
         self._stop: ExitReason | None = None
         self._failure: ExitReason | None = None
@@ -109,15 +113,25 @@ class Life(LocalTarget):
             self._family = Family(self.node, self.ref.label, self.actor.supervision, self.crash, self.deliver)
         return self._family
 
+    def find(self, path: str) -> Ref | None:
+        return None if self._family is None else self._family.lookup(path)
+
     def stop_itself(self) -> None:
         self._stop_with(ExitReason(kind="normal"))
 
     def monitor(self, ref: Ref) -> None:
         if Down not in self._handlers:
             raise TypeError(f"{self.table.actor} monitors {ref.label} but does not handle Down")
+        self._monitored.add(ref)
         ref.target.watch(ref, self)
 
+    def deliver(self, message: Tell) -> None:
+        if isinstance(message, Down):
+            self._monitored.discard(message.ref)
+        super().deliver(message)
+
     def demonitor(self, ref: Ref) -> None:
+        self._monitored.discard(ref)
         ref.target.unwatch(ref, self)
 
     def tell_after(self, delay_s: float, message: Tell) -> Timer:
@@ -129,8 +143,7 @@ class Life(LocalTarget):
                 self.put(Envelope(message, handler, self, self.node.new_id(), 0))
 
         handle = self._loop.call_later(delay_s, deliver)
-        self._timers.add(handle)
-        return Timer(handle)
+        return Timer(handle, self._timers)
 
     def run(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         context = self._context.copy()
@@ -199,6 +212,7 @@ class Life(LocalTarget):
                 if answer is not None and not answer.done():
                     answer.set_result(result)
             self._current = None
+            envelope.deadline = None  # what outlives its handler is not bound by it
             if self._interrupted:
                 self._interrupted = False
                 cast("asyncio.Task[None]", self._main).uncancel()
@@ -241,6 +255,8 @@ class Life(LocalTarget):
         else:
             if envelope.answer is not None and not envelope.answer.done():
                 envelope.answer.set_result(result)
+        finally:
+            envelope.deadline = None
 
     async def _stream(self, envelope: Envelope) -> None:
         sink = cast(Sink, envelope.answer)
@@ -322,6 +338,8 @@ class Life(LocalTarget):
             task.cancel()
         if self._family is not None:
             self._family.kill()
+        for ref in self._monitored:
+            ref.target.unwatch(ref, self)
         self.node.forget(self)
         self.watched = bool(self.watchers)
         self.actor = Actor()  # whoever keeps the Ref must not keep the state

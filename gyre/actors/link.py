@@ -151,7 +151,7 @@ class Link:
         """A message of this peer has left the mailbox of one of our actors."""
         count = self._taken.get(actor_id, 0) + 1
         self._taken[actor_id] = count
-        if count >= TAKEN_AT_ONCE:
+        if count >= TAKEN_AT_ONCE or actor_id not in self.node.lives:
             self.settle(actor_id)
 
     def settle(self, actor_id: int) -> None:
@@ -219,6 +219,8 @@ class Link:
             sink.credit(frame.count)
 
     def _on_gone(self, frame: Gone) -> None:
+        if self.watches(frame.id):
+            self.node.processes.watched(self.peer_id, frame.id)
         self._tell_watchers(frame.id, frame.reason)
 
     def _on_process(self, frame: Booted | Ended | Shutdown) -> None:

@@ -15,7 +15,8 @@ from gyre.actors.transport import CLOSED, Channel, dial
 if TYPE_CHECKING:
     from gyre.actors.node import Node
 
-HANDSHAKE_TIMEOUT_S = 10.0
+# A peer may be busy on its loop for a while.
+HANDSHAKE_TIMEOUT_S = 30.0
 
 
 class Links:

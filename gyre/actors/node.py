@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NoReturn, Self
+from typing import NoReturn, Self
 
 from gyre.actors.boot import Boot
 from gyre.actors.deadletters import DeadLetters
@@ -28,10 +28,8 @@ from gyre.actors.ref import Ref, Target
 from gyre.actors.remote import Nowhere, RemoteTarget
 from gyre.actors.specs import ProcessSpec, Spec
 from gyre.actors.supervision import Supervision
-from gyre.actors.transport import Listener, listen
+from gyre.actors.transport import Listener, TransportName, listen
 from gyre.actors.wire import Codec
-
-TransportName = Literal["unix", "tcp", "memory"]
 
 EXITS_KEPT = 1024
 REAP_WAIT_S = 5.0
@@ -86,9 +84,9 @@ class Node:
         """Starts a top-level actor and returns when its `started` has. Raises SpawnFailed."""
         return await self._family.spawn(spec)
 
-    def lookup(self, name: str) -> Ref | None:
-        """The living top-level actor of that name."""
-        return self._family.lookup(name)
+    def lookup(self, path: str) -> Ref | None:
+        """The living top-level actor of that name; `name/child` for what lives below it in this process."""
+        return self._family.lookup(path)
 
     async def stop(self, ref: Ref) -> None:
         """Stops a top-level actor and forgets it."""
@@ -116,6 +114,7 @@ class Node:
         self._failure: asyncio.Future[NodeFailed] = self.loop.create_future()
         self._family = Family(self, self.name, self._supervision, self._fail, _ignore)
         self._owner = asyncio.current_task()
+        self._cancels = self._owner.cancelling() if self._owner is not None else 0
         self._in_body = True
         return self
 
@@ -125,7 +124,7 @@ class Node:
         self._in_body = False
         ours = self._failed is not None and kind is not None and issubclass(kind, asyncio.CancelledError)
         # Only our own cancel is taken back; one from outside goes on, as with a TaskGroup.
-        ours = ours and self._owner is not None and self._owner.uncancel() == 0
+        ours = ours and self._owner is not None and self._owner.uncancel() <= self._cancels
         await self._shut()
         if self._failed is not None and (ours or kind is None):
             raise self._failed
@@ -154,6 +153,8 @@ class Node:
     async def launch(self, spec: Spec, incarnation: int) -> Running:
         """A new life; when it could not start it has `ended` already. SpawnFailed where none was begun."""
         if isinstance(spec, ProcessSpec):
+            if self.transport == "memory":
+                raise SpawnFailed(spec.name, ExitReason(kind="error", message="memory ends at this process"))
             await self.listen()
             process = ChildProcess(self, spec, incarnation)
             self.processes.add(process)

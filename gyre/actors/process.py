@@ -105,6 +105,10 @@ class ChildProcess:
 
     # --- what the parent wants ------------------------------------------------------------------
 
+    def find(self, path: str) -> Ref | None:
+        """What lives in another process is its own node's to know."""
+        return None
+
     def request_stop(self) -> None:
         """A message first, SIGTERM a little before the time is over."""
         self._asked_to_stop = True
@@ -127,7 +131,7 @@ class ChildProcess:
             os.write(stdin, msgspec.msgpack.encode(boot))
             os.lseek(stdin, 0, os.SEEK_SET)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gyre.actors.child", self.spec.name],
+                [sys.executable, "-u", "-X", "faulthandler", "-m", "gyre.actors.child", self.spec.name],
                 stdin=stdin,
                 stdout=self._output.fd,
                 stderr=self._output.fd,
@@ -215,6 +219,12 @@ class Processes:
             process.received(frame)
         elif self.parent is not None and node_id == self.parent.node_id and isinstance(frame, Shutdown):
             self.parent.wants_stop()
+
+    def watched(self, node_id: str, actor_id: int) -> None:
+        """The end of that actor has been told to those who monitor it; its process' end follows."""
+        process = self._by_node.get(node_id)
+        if process is not None and process.ref.id == actor_id:
+            process.watched = True
 
     def link_lost(self, node_id: str) -> bool:
         """Whether the end of that peer's process will be known, and so the reason."""

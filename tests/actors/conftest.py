@@ -1,11 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
+import uvloop
 
 from gyre.actors import Actor, ChildSpec, Node, Ref
 from gyre.actors.life import Life
+
+ON_BOTH_LOOPS = ("test_links.py", "test_process.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """What touches sockets and processes is tested on both loops, the rest on the plain one."""
+    plain = {"asyncio": asyncio.new_event_loop}
+    return {**plain, "uvloop": uvloop.new_event_loop} if item.path.name in ON_BOTH_LOOPS else plain
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from gyre.actors import (
     ChildSpec,
     MailboxFull,
     Node,
+    Ref,
     RemoteError,
     SpawnFailed,
     Tell,
@@ -184,6 +185,36 @@ async def test_cancelling_reaches_through_nested_asks(node: Node) -> None:
     await asyncio.wait([asked])
     await life(ref).family.lookup("inner").ask(Add(amount=1))  # type: ignore[union-attr]
     assert inner.seen == ["hang ended"]
+
+
+class Lasting(Ask[None], frozen=True, kw_only=True):
+    pass
+
+
+class OutlivesItsHandler(Actor):
+    """Starts something in a handler that goes on after it, in that handler's context."""
+
+    def __init__(self, inner: Ref) -> None:
+        self.inner = inner
+        self.later: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.go = asyncio.Event()
+
+    @handles(Lasting)
+    async def lasting(self, message: Lasting) -> None:
+        self.task = asyncio.create_task(self._later())
+
+    async def _later(self) -> None:
+        await self.go.wait()
+        self.later.set_result(await self.inner.ask(Add(amount=1)))
+
+
+async def test_what_outlives_a_handler_is_not_bound_by_its_deadline(node: Node) -> None:
+    actor = OutlivesItsHandler(await start(node, Counter(), "inner"))
+    ref = await start(node, actor)
+    await ref.ask(Lasting(), timeout_s=0.02)
+    await asyncio.sleep(0.03)
+    actor.go.set()
+    assert await actor.later == 1
 
 
 class SwallowsCancel(Actor):
@@ -497,3 +528,35 @@ async def test_monitoring_needs_a_handler_for_it(node: Node) -> None:
 
 def test_bad_message_is_a_wire_error() -> None:
     assert BadMessage("x").args == ("x",)
+
+
+async def test_cancelled_timers_leave_nothing(node: Node) -> None:
+    actor = Background(fails=False)
+    ref = await start(node, actor)
+    handler = Timed.table.by_type[Later]
+    life(ref)._handlers = {Later: handler}
+    for _ in range(10):
+        actor.context.tell_after(60, Later(text="never")).cancel()
+    assert life(ref)._timers == set()
+
+
+async def test_a_watchers_end_leaves_nothing_at_the_watched(node: Node) -> None:
+    ref = await start(node, Counter())
+    observer = await start(node, Observer(), "observer")
+    await observer.tell(Observe(ref=ref))
+    await observer.ask(Observed(count=0))
+    await node.stop(observer)
+    assert not life(ref).watchers
+
+
+async def test_an_ask_may_have_no_deadline(node: Node) -> None:
+    ref = await start(node, Counter())
+    assert await ref.ask(Add(amount=1), timeout_s=float("inf")) == 1
+    assert node.deadlines._ticks == []
+
+
+async def test_deadlines_that_were_met_leave_nothing(node: Node) -> None:
+    ref = await start(node, Counter())
+    for _ in range(1000):
+        await ref.ask(Add(amount=1))
+    assert sum(len(slot) for slot in node.deadlines._slots.values()) == 0

@@ -27,8 +27,8 @@ from gyre.actors import (
 from gyre.actors.flow import CREDIT
 from gyre.actors.framing import header
 from gyre.actors.handshake import DiallerHandshake, Peer
-from gyre.actors.node import TransportName
 from gyre.actors.streams import WINDOW_ITEMS
+from gyre.actors.transport import TransportName
 from tests.actors.conftest import life, start
 from tests.actors.zoo import (
     Add,

@@ -22,11 +22,12 @@ from gyre.actors import (
     NodeFailed,
     ProcessSpec,
     Ref,
+    RemoteError,
     SpawnFailed,
     Supervisor,
     WhereIs,
 )
-from gyre.actors.node import TransportName
+from gyre.actors.transport import TransportName
 from tests.actors.conftest import start
 from tests.actors.test_supervisor import Follower
 from tests.actors.zoo import (
@@ -104,6 +105,19 @@ async def test_processes_ask_each_other(node: Node) -> None:
     second = await node.spawn(spec("second", config=CounterConfig(peer=first)))
     assert await second.ask(AddToPeer(amount=5)) == 5
     assert await first.ask(Add(amount=0)) == 5
+
+
+async def test_a_process_killed_is_dead_to_its_siblings_at_once(node: Node) -> None:
+    first = await node.spawn(spec("first"))
+    second = await node.spawn(spec("second", config=CounterConfig(peer=first)))
+    observer = await observe(node, first)
+    assert await second.ask(AddToPeer(amount=5)) == 5
+    os.kill(await first.ask(Pid()), signal.SIGKILL)
+    await observer.ask(Observed(count=1))
+    for _ in range(2):
+        with pytest.raises(RemoteError, match="first#1 died: lost") as caught:
+            await second.ask(AddToPeer(amount=5))
+        assert caught.value.type_name == "gyre.actors.errors:ActorDied"
 
 
 async def test_wire_errors_cross_processes(unix_node: Node) -> None:

@@ -165,6 +165,8 @@ async def test_an_actor_learns_of_its_own_childrens_next_lives(node: Node) -> No
     restarted = await parent.restarts.get()
     assert restarted.old == parent.child
     assert parent.context.child("child") == restarted.ref
+    assert node.lookup("parent/child") == restarted.ref
+    assert node.lookup("parent/nobody") is None
 
 
 async def test_stopping_during_a_restart_leaves_nothing(node: Node) -> None:

@@ -6,16 +6,22 @@ An endpoint says by which: `unix:/path`, `tcp:host:port`, `memory:name`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from gyre.actors.errors import LinkLost
 from gyre.actors.transport.base import CLOSED, Accept, Channel, Listener, Receiver
 from gyre.actors.transport.memory import dial_memory, listen_memory
 from gyre.actors.transport.sockets import dial_tcp, dial_unix, listen_tcp, listen_unix
 
-__all__ = ["CLOSED", "Accept", "Channel", "Listener", "Receiver", "dial", "listen"]
+__all__ = ["CLOSED", "Accept", "Channel", "Listener", "Receiver", "TransportName", "dial", "listen"]
 
 
-async def listen(kind: str, name: str, accept: Accept, *, folder: Path | None, host: str) -> Listener:
+TransportName = Literal["unix", "tcp", "memory"]
+
+
+async def listen(
+    kind: TransportName, name: str, accept: Accept, *, folder: Path | None, host: str
+) -> Listener:
     """Listens as the node called `name`; `accept` gets each channel."""
     match kind:
         case "unix":
@@ -25,7 +31,6 @@ async def listen(kind: str, name: str, accept: Accept, *, folder: Path | None, h
             return await listen_tcp(host, accept)
         case "memory":
             return listen_memory(name, accept)
-    raise ValueError(f"{kind!r} is no transport: unix, tcp or memory")
 
 
 async def dial(endpoint: str, receiver: Receiver) -> Channel:

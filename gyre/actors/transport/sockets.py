@@ -13,8 +13,9 @@ from gyre.actors.framing import FrameTooLong, Unframer, header
 from gyre.actors.transport.base import CLOSED, Accept, Receiver
 
 HANDSHAKE_LIMIT_BYTES = 4096
+WRITE_BUFFER_BYTES = 1024 * 1024
 JOIN_UP_TO_BYTES = 256 * 1024
-DIAL_TIMEOUT_S = 10.0
+DIAL_TIMEOUT_S = 30.0
 
 
 class SocketChannel(asyncio.Protocol):
@@ -77,6 +78,7 @@ class SocketChannel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
