@@ -4,6 +4,7 @@ Knows nothing of ML and is useful alone: subclass Actor, declare handlers, spawn
 """
 
 from gyre.actors.actor import Actor, Context
+from gyre.actors.background import Timer
 from gyre.actors.errors import (
     ActorDied,
     ActorError,
@@ -21,7 +22,6 @@ from gyre.actors.errors import (
     register_error,
 )
 from gyre.actors.handlers import handles
-from gyre.actors.life import Timer
 from gyre.actors.loop import run
 from gyre.actors.messages import Ask, Down, Restarted, Stream, Tell
 from gyre.actors.node import Node

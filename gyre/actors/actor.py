@@ -13,7 +13,8 @@ from gyre.actors.specs import Spec
 from gyre.actors.supervision import Supervision
 
 if TYPE_CHECKING:
-    from gyre.actors.life import Life, Timer
+    from gyre.actors.background import Timer
+    from gyre.actors.life import Life
     from gyre.actors.node import Node
 
 T = TypeVar("T")

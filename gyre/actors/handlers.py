@@ -54,9 +54,13 @@ class Handler:
     """One row of a table."""
 
     message: type[Message]
+    kind: type[Message]
     method: Callable[[Any, Any], Any]
     exclusive: bool
-    streams: bool
+
+    @property
+    def streams(self) -> bool:
+        return self.kind is Stream
 
 
 class HandlerTable:
@@ -82,16 +86,17 @@ class HandlerTable:
 
 def _handler(actor: type, method: Callable[..., Any], message: type[Message], concurrent: bool) -> Handler:
     where = f"{actor.__qualname__}.{method.__name__}"
-    streams = issubclass(message, Stream)
-    if not issubclass(message, (Tell, Ask, Stream)):
+    kind = next((kind for kind in (Tell, Ask, Stream) if issubclass(message, kind)), None)
+    if kind is None:
         raise TypeError(f"{where} handles {message!r}, which is not a Tell, Ask or Stream")
+    streams = kind is Stream
     if streams and not inspect.isasyncgenfunction(method):
         raise TypeError(f"{where} handles a Stream: make it an async generator")
     if not streams and not inspect.iscoroutinefunction(method):
         raise TypeError(f"{where} must be an async def that returns")
     if not issubclass(message, Tell):
         answer_type(message)
-    return Handler(message, method, not (concurrent or streams), streams)
+    return Handler(message, kind, method, exclusive=not (concurrent or streams))
 
 
 async def _no_method(actor: Any, message: Any) -> None:
@@ -99,5 +104,5 @@ async def _no_method(actor: Any, message: Any) -> None:
 
 
 # The scopes of an actor's background tasks, and of its `started`, in which it takes no message.
-INSIDE = Handler(Tell, _no_method, exclusive=False, streams=False)
-STARTING = Handler(Tell, _no_method, exclusive=True, streams=False)
+INSIDE = Handler(Tell, Tell, _no_method, exclusive=False)
+STARTING = Handler(Tell, Tell, _no_method, exclusive=True)

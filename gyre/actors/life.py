@@ -9,13 +9,14 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gyre.actors.actor import Actor, Context
+from gyre.actors.background import Background, Timer
 from gyre.actors.envelope import CURRENT, Chain, Envelope
 from gyre.actors.errors import ActorDied, ExitReason, as_seen_by_caller
 from gyre.actors.family import Family
 from gyre.actors.handlers import INSIDE, STARTING
 from gyre.actors.local import LocalTarget
 from gyre.actors.log import log
-from gyre.actors.messages import Down, Tell, wire_name
+from gyre.actors.messages import Tell, wire_name
 from gyre.actors.ref import ASK_TIMEOUT_S, Ref
 from gyre.actors.streams import Sink
 
@@ -27,35 +28,18 @@ T = TypeVar("T")
 MESSAGES_A_TURN = 128
 
 
-class Timer:
-    """A message to come; `cancel()` takes it back."""
-
-    __slots__ = ("_handle", "_timers")
-
-    def __init__(self, handle: asyncio.TimerHandle, timers: set[asyncio.TimerHandle]) -> None:
-        self._handle = handle
-        self._timers = timers
-        timers.add(handle)
-
-    def cancel(self) -> None:
-        self._timers.discard(self._handle)
-        self._handle.cancel()
-
-
 class Life(LocalTarget):
     """Runs one actor from `started` to `stopping`, in one task of its own."""
 
     def __init__(self, node: Node, actor: Actor, name: str, incarnation: int, capacity: int) -> None:
         super().__init__(node, type(actor).table, name, incarnation, capacity)
         self.actor = actor
-        self.watched = False
         self.shutdown_s = ASK_TIMEOUT_S
         self._ready = False
         self._scope = Envelope(None, INSIDE, self, 0, 0)
         self._context = copy_context()
-        self._tasks: dict[asyncio.Task[Any], Envelope | None] = {}
-        self._timers: set[asyncio.TimerHandle] = set()
-        self._monitored: set[Ref] = set()
+        self._handling: dict[asyncio.Task[Any], Envelope] = {}
+        self._background: Background | None = None
         self._family: Family | None = None
         self._stop: ExitReason | None = None
         self._failure: ExitReason | None = None
@@ -119,40 +103,25 @@ class Life(LocalTarget):
     def stop_itself(self) -> None:
         self._stop_with(ExitReason(kind="normal"))
 
-    def monitor(self, ref: Ref) -> None:
-        if Down not in self._handlers:
-            raise TypeError(f"{self.table.actor} monitors {ref.label} but does not handle Down")
-        self._monitored.add(ref)
-        ref.target.watch(ref, self)
-
-    def deliver(self, message: Tell) -> None:
-        if isinstance(message, Down):
-            self._monitored.discard(message.ref)
-        super().deliver(message)
-
-    def demonitor(self, ref: Ref) -> None:
-        self._monitored.discard(ref)
-        ref.target.unwatch(ref, self)
+    @property
+    def background(self) -> Background:
+        if self._background is None:
+            self._background = Background(self._loop, self._task_failed)
+        return self._background
 
     def tell_after(self, delay_s: float, message: Tell) -> Timer:
         handler = self._handlers.get(type(message)) or self._unhandled(message)
 
         def deliver() -> None:
-            self._timers.discard(handle)
-            if self.exit is None:
-                self.put(Envelope(message, handler, self, self.node.new_id(), 0))
+            self.put(Envelope(message, handler, self, self.node.new_id(), 0))
 
-        handle = self._loop.call_later(delay_s, deliver)
-        return Timer(handle, self._timers)
+        return self.background.after(delay_s, deliver)
 
     def run(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         context = self._context.copy()
         context.run(CURRENT.set, self._scope)
         label = f"{self.ref.label}/{name or getattr(coroutine, '__qualname__', 'task')}"
-        task = self._loop.create_task(coroutine, name=label, context=context)
-        self._tasks[task] = None
-        task.add_done_callback(self._task_done)
-        return task
+        return self.background.run(coroutine, label, context)
 
     # --- the life itself ------------------------------------------------------------------------
 
@@ -234,9 +203,9 @@ class Life(LocalTarget):
     def _start_task(self, envelope: Envelope) -> None:
         task = self._loop.create_task(self._handle(envelope), context=self._context.copy())
         envelope.task = task
-        self._tasks[task] = envelope
+        self._handling[task] = envelope
         self.mailbox.running += 1
-        task.add_done_callback(self._task_done)
+        task.add_done_callback(self._handled)
 
     async def _handle(self, envelope: Envelope) -> None:
         CURRENT.set(envelope)
@@ -265,15 +234,17 @@ class Life(LocalTarget):
                 await sink.put(item)
         sink.end()
 
-    def _task_done(self, task: asyncio.Task[Any]) -> None:
-        envelope = self._tasks.pop(task, None)
-        if envelope is not None:
-            self.mailbox.running -= 1
-            self.mailbox.give_room()
-            if envelope.origin is not None:
-                envelope.origin.taken(self.id)
+    def _handled(self, task: asyncio.Task[Any]) -> None:
+        envelope = self._handling.pop(task)
+        self.mailbox.running -= 1
+        self.mailbox.give_room()
+        if envelope.origin is not None:
+            envelope.origin.taken(self.id)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.crash(ExitReason.of(error))
+            self._task_failed(error)
+
+    def _task_failed(self, error: BaseException) -> None:
+        self.crash(ExitReason.of(error))
 
     def _stop_with(self, reason: ExitReason) -> None:
         if self._stop is None:
@@ -291,8 +262,8 @@ class Life(LocalTarget):
     async def _close(self, reason: ExitReason) -> None:
         self.exit = reason
         self._fail_what_waits(reason)
-        for timer in self._timers:
-            timer.cancel()
+        if self._background is not None:
+            self._background.cancel_timers()
         CURRENT.set(self._scope)
         main = cast("asyncio.Task[None]", self._main)
         while main.cancelling():
@@ -300,7 +271,8 @@ class Life(LocalTarget):
         try:
             if not self._killed:
                 async with asyncio.timeout(self.shutdown_s):
-                    await self._cancel_tasks()
+                    if tasks := self._cancel_tasks():
+                        await asyncio.wait(tasks)
                     await self.actor.stopping()
             if self._family is not None:
                 await self._family.close()
@@ -312,15 +284,13 @@ class Life(LocalTarget):
             log.warning("actor_stopping_failed", actor=self.ref.label, error=str(ExitReason.of(error)))
         self._gone(reason)
 
-    async def _cancel_tasks(self) -> None:
-        tasks = [*self._tasks]
-        for task in tasks:
+    def _cancel_tasks(self) -> list[asyncio.Task[Any]]:
+        for task in self._handling:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        return [*self._handling, *(self._background.cancel() if self._background is not None else ())]
 
     def _fail_what_waits(self, reason: ExitReason) -> None:
-        waiting = [envelope for envelope in self._tasks.values() if envelope is not None]
+        waiting = [*self._handling.values()]
         if self._current is not None:
             waiting.append(self._current)
         unread = self.mailbox.close()
@@ -334,14 +304,11 @@ class Life(LocalTarget):
                 self.node.dead_letter(self.ref, wire_name(type(envelope.message)))
 
     def _gone(self, reason: ExitReason) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._cancel_tasks()
         if self._family is not None:
             self._family.kill()
-        for ref in self._monitored:
-            ref.target.unwatch(ref, self)
         self.node.forget(self)
         self.watched = bool(self.watchers)
         self.actor = Actor()  # whoever keeps the Ref must not keep the state
         self.ended.set_result(reason)
-        self.watchers.tell(reason)
+        self.stop_watching(reason)

@@ -36,6 +36,8 @@ class LocalTarget:
         self.ref = Ref(node.id, "", self.id, name, incarnation, self)
         self.mailbox = Mailbox(capacity)
         self.watchers = Watchers(self.ref)
+        self.watched = False
+        self._monitored: set[Ref] = set()
         self.exit: ExitReason | None = None
         self.ended: asyncio.Future[ExitReason] = node.loop.create_future()
         self.table = table
@@ -116,6 +118,25 @@ class LocalTarget:
     def unwatch(self, ref: Ref, watcher: LocalTarget) -> None:
         self.watchers.discard(watcher.id)
 
+    # --- monitoring -----------------------------------------------------------------------------
+
+    def monitor(self, ref: Ref) -> None:
+        if Down not in self._handlers:
+            raise TypeError(f"{self.table.actor} monitors {ref.label} but does not handle Down")
+        self._monitored.add(ref)
+        ref.target.watch(ref, self)
+
+    def demonitor(self, ref: Ref) -> None:
+        self._monitored.discard(ref)
+        ref.target.unwatch(ref, self)
+
+    def stop_watching(self, reason: ExitReason) -> None:
+        """It is gone: it monitors nobody, and whoever monitors it learns why."""
+        for ref in self._monitored:
+            ref.target.unwatch(ref, self)
+        self._monitored.clear()
+        self.watchers.tell(reason)
+
     # --- what a link, a parent or a node needs --------------------------------------------------
 
     def put(self, envelope: Envelope) -> None:
@@ -128,6 +149,8 @@ class LocalTarget:
 
     def deliver(self, message: Tell) -> None:
         """A message of the runtime's own; ignored by an actor that does not handle it."""
+        if isinstance(message, Down):
+            self._monitored.discard(message.ref)
         handler = self._handlers.get(type(message))
         if handler is not None and self.exit is None:
             self.mailbox.put_system(Envelope(message, handler, self, self.node.new_id(), 0))

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.actors.envelope import Envelope
 from gyre.actors.errors import ActorDied, BadMessage, Failure, RemoteError, UnhandledMessage, WouldDeadlock
+from gyre.actors.messages import Ask, Stream, Tell
 from gyre.actors.streams import WINDOW_ITEMS
 from gyre.actors.wire import ASK, STREAM, TELL, Body, End, Failed, Item, Reply, Request, Taken
 
 if TYPE_CHECKING:
     from gyre.actors.life import Life
     from gyre.actors.link import Link
+
+
+_KINDS = {TELL: Tell, ASK: Ask, STREAM: Stream}
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -120,6 +124,8 @@ def _envelope(link: Link, frame: Request, life: Life, answer: RemoteAnswer | Non
     handler = life.table.by_name.get(frame.type)
     if handler is None:
         raise UnhandledMessage(life.table.actor, frame.type, life.table.names())
+    if handler.kind is not _KINDS.get(frame.kind):
+        raise BadMessage(f"{frame.type} was sent as another kind of message")
     if frame.chain and handler.exclusive:
         life.check_cycle(frame.chain)
     node, left_s = link.node, frame.left_s

@@ -1,0 +1,88 @@
+"""A peer that holds the token and sends nonsense: its link ends, nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from gyre.actors import BadMessage, ExitReason, LinkLost, Node
+from gyre.actors.errors import Failure
+from gyre.actors.link import Link
+from gyre.actors.wire import (
+    Booted,
+    Cancel,
+    Demand,
+    End,
+    Ended,
+    Failed,
+    Frame,
+    Gone,
+    Item,
+    Reply,
+    Request,
+    Shutdown,
+    Taken,
+    Watch,
+)
+from tests.actors.conftest import life, start
+from tests.actors.zoo import Add, Counter
+
+
+def frames(actor_id: int) -> list[Frame]:
+    body: object = Add(amount=1)
+    reason = ExitReason(kind="exit")
+    name = "tests.actors.zoo:Add"
+    return [
+        *(Request(1, kind, 7, actor_id, 0, 0, 1.0, 0, 0, (), name, body) for kind in (0, 1, 2, 3)),  # type: ignore[arg-type]
+        Request(1, 1, 7, 5, 0, 0, None, 0, 0, (("n", 1, 2, "x"),), name, body),  # type: ignore[arg-type]
+        Reply(1, 7, body),  # type: ignore[arg-type]
+        Failed(1, 7, Failure(type_name="x")),
+        Item(1, 7, 0, body),  # type: ignore[arg-type]
+        End(1, 7),
+        Cancel(1, 7),
+        Taken(1, actor_id, 3),
+        Demand(1, 7, 3),
+        Watch(1, actor_id, True),
+        Watch(1, 5, True),
+        Gone(1, actor_id, reason),
+        Booted(1, 5, "unix:/x", None),
+        Ended(1, reason),
+        Shutdown(1),
+    ]
+
+
+def mutated(rng: random.Random, payload: bytes) -> bytes:
+    data = bytearray(payload)
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(data))
+        match rng.randrange(3):
+            case 0:
+                data[at] = rng.randrange(256)
+            case 1:
+                del data[at:]
+                data += b"\0"
+            case 2:
+                data.insert(at, rng.randrange(256))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_nonsense_ends_the_link_at_most(node: Node, seed: int) -> None:
+    rng = random.Random(seed)
+    ref = await start(node, Counter())
+    payloads = [node.codec.encode(frame) for frame in frames(ref.id)]
+    ended = 0
+    for i in range(1000):
+        link = Link(node, f"peer{i}", "", dialled=False)
+        try:
+            link.received(memoryview(mutated(rng, rng.choice(payloads))))
+        except (BadMessage, LinkLost):
+            ended += 1
+        link.fail_all(ExitReason(kind="lost"))
+        if i % 50 == 0:
+            await asyncio.sleep(0)
+    assert 100 < ended < 1000
+    assert await ref.ask(Add(amount=0)) >= 0
+    assert life(ref).mailbox.running == 0
