@@ -138,7 +138,7 @@ async def test_a_killed_process_is_known_at_once_with_its_signal(node: Node) -> 
     killed = time.monotonic()
     with pytest.raises(ActorDied, match=r"p#1 died: exit \(killed by SIGKILL\)") as caught:
         await hanging
-    assert time.monotonic() - killed < 0.5  # 0.1 on a machine that does nothing else
+    assert time.monotonic() - killed < 1.0  # 0.1 on a machine that does nothing else
     assert caught.value.reason.signal == "SIGKILL"
     with pytest.raises(ActorDied):
         async for _ in items:
@@ -344,7 +344,7 @@ async def test_an_idle_process_sleeps(unix_node: Node) -> None:
     ours = time.process_time()
     await asyncio.sleep(1.0)
     assert cpu_s(pid) - before <= 0.01
-    assert time.process_time() - ours < 0.01
+    assert time.process_time() - ours < 0.02
 
 
 def cpu_s(pid: int) -> float:
