@@ -34,6 +34,7 @@ BOX_EMPTY = "box is empty"
 UNKNOWN_ENTRY = "unknown entry"
 UNKNOWN_TOOL = "unknown tool"
 NOT_A_BOX = "not a box"
+REMINDERS = 2  # how often an agent that forgot its tools is told of them
 
 
 def tool_schema(name: str, parameter: str) -> dict:
@@ -56,6 +57,11 @@ def next_text(item: str) -> str:
 def entry(item: str, folder: str) -> str:
     """What `put` is told: the item's extension and the folder it goes to."""
     return f"{item.rpartition('.')[2]} {folder}"
+
+
+def reminder(position: str) -> str:
+    """What an agent hears that stops while items are left."""
+    return f"use a tool\n{position}"
 
 
 def main_user(prompt: str, position: str) -> str:
@@ -113,15 +119,18 @@ class Session:
 
     def _converse(self, system: str, user: str, pile: Pile, tools: list) -> str:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        tokens = 0
+        tokens, reminders = 0, 0
         while True:
             if tokens > COMPACT_TOKENS and pile.items:
                 messages = self._compact(messages, pile)
             reply, tokens = self._call(messages, tools)
             messages.append(reply)
             if not reply.get("tool_calls"):
-                return reply.get("content") or ""
-            for call in reply["tool_calls"]:
+                if not pile.items or reminders == REMINDERS:
+                    return reply.get("content") or ""
+                reminders += 1
+                messages.append({"role": "user", "content": reminder(pile.position())})
+            for call in reply.get("tool_calls") or ():
                 result = self._use_tool(call.get("function", {}), pile)
                 messages.append({"role": "tool", "tool_call_id": call.get("id"), "content": result})
 

@@ -1,7 +1,7 @@
 """The quickstart's policy: a small Llama with its own tokenizer, and demonstrations for its warm start.
 
-The demonstrations show how the tools are spoken to, never where a file belongs: their folders are drawn at
-random. What belongs where the policy learns by reward alone.
+The demonstrations show how the tools are spoken to, not where a file belongs: a folder is drawn from three
+of the four, of which two are wrong. Which of the three is right the policy learns by reward alone.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
 COMPACTED = 0.3  # share of calls of a demonstration that are followed by a compaction
 SUMMARY = "some items are filed"
 FINAL = "done"
+BOX_PROMPT = "file the box"
 
-CHAT_TEMPLATE = (
-    "{%- for message in messages %}"
-    "<|im_start|>{{ message.role }}\n"
-    "{{ message.content or '' }}"
-    "{%- for call in message.tool_calls or [] %}"
-    '<tool_call>{"name": "{{ call.function.name }}", "arguments": '
-    "{{ call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}}"
-    "</tool_call>"
-    "{%- endfor %}"
-    "{%- if loop.first and tools %}{{ '\n' }}tools:{% for tool in tools %} {{ tool.function.name }}{% endfor %}{% endif %}"
-    "<|im_end|>\n"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+CHAT_TEMPLATE = r"""
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}{{ '\n' }}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] -%}
+{%- set arguments = call.function.arguments -%}
+<tool_call>{"name": "{{ call.function.name }}", "arguments": {{
+    arguments if arguments is string else arguments | tojson }}}</tool_call>
+{%- endfor -%}
+{%- if loop.first and tools -%}
+{{ '\n' }}tools:{% for tool in tools %} {{ tool.function.name }}{% endfor -%}
+{%- endif -%}
+<|im_end|>{{ '\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif -%}
+""".strip()
 
 
 def _sibling(name: str) -> ModuleType:
@@ -136,14 +138,22 @@ def _reply(messages: list, tools: list | None, rng: random.Random) -> dict[str, 
     if tools is None:
         return {"role": "assistant", "content": SUMMARY}
     position = messages[-1]["content"].rpartition("\n")[2]
-    if len(messages) == 2 and tools == harness.BOX_TOOLS:
+    if position == BOX_PROMPT:
         position = messages[0]["content"].rpartition("\n")[2]
     if position == harness.next_text(harness.BOX):
-        return _call("delegate", "prompt", "file the box")
+        return _call("delegate", "prompt", BOX_PROMPT)
     if position.startswith(harness.next_text("")):
         item = position.removeprefix(harness.next_text(""))
-        return _call("put", "entry", harness.entry(item, rng.choice(harness.FOLDERS)))
+        return _call("put", "entry", harness.entry(item, rng.choice(plausible(item))))
     return {"role": "assistant", "content": FINAL}
+
+
+def plausible(item: str) -> list[str]:
+    """The right folder and two wrong ones, in an order that tells nothing."""
+    extension = item.rpartition(".")[2]
+    right = harness.FOLDERS.index(tasks.FOLDER_OF[extension])
+    ruled_out = (right + 1 + list(tasks.FOLDER_OF).index(extension) % 3) % len(harness.FOLDERS)
+    return [folder for index, folder in enumerate(harness.FOLDERS) if index != ruled_out]
 
 
 def _call(name: str, parameter: str, value: str) -> dict[str, Any]:

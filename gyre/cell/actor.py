@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
 
-from gyre.actors import Actor, Ask, Down, ProcessSpec, Ref, handles
+from gyre.actors import Actor, Ask, Down, ProcessSpec, Ref, WhereIs, handles
 from gyre.cell.core import Core
 from gyre.cell.engine.base import EngineMetrics
 from gyre.cell.messages import (
@@ -57,13 +58,14 @@ CHANGE_TIMEOUT_S = 600.0
 
 
 class CellActorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell. `core` is None for the core itself. `checkpoint` is where the core resumes."""
+    """One cell. `stores` supervises the rendezvous store. `core` is None for the core itself, which resumes
+    at `checkpoint`."""
 
     setup: CellSetup
     cell: int
     waterlevel: Ref
     queue: Ref
-    store: Ref
+    stores: Ref
     core: Ref | None
     checkpoint: Path | None = None
 
@@ -82,7 +84,9 @@ class CellActor(Actor):
         self._version = -1
         self._generation = 0
         self._loop: TrainingLoop | None = None
-        self._core = Core(config, self._ask_ranks, self._ask_rank) if config.core is None else None
+        self._core = (
+            Core(config.setup, config.queue, self._ask_ranks, self._ask_rank) if config.core is None else None
+        )
         self._micro_steps = 0
         self._status_before: tuple[float, int, float] = (time.monotonic(), 0, 0.0)
 
@@ -138,7 +142,7 @@ class CellActor(Actor):
     @handles(EnterTrain)
     async def enter_train(self, message: EnterTrain) -> RoleChanged:
         self._changing = True
-        changed = await self._change().to_train()
+        changed = await self._or_crash(self._change().to_train())
         self._role, self._version, self._changing = "train", changed.version, False
         self._loop = TrainingLoop(
             cell=self._cell,
@@ -160,15 +164,23 @@ class CellActor(Actor):
             await self._loop.leave()
             self._micro_steps += self._loop.micro_steps
             self._loop = None
-        changed = await self._change().to_rollout()
+        changed = await self._or_crash(self._change().to_rollout())
         self._role, self._version, self._changing = "rollout", changed.version, False
         return changed
 
     @handles(UpdateWeights)
     async def update_weights(self, message: UpdateWeights) -> RoleChanged:
-        changed = await self._change().update()
+        changed = await self._or_crash(self._change().update())
         self._version = changed.version
         return changed
+
+    async def _or_crash(self, change: Awaitable[RoleChanged]) -> RoleChanged:
+        """A change that failed leaves the cell in no role: it ends, and its supervisor starts it anew."""
+        try:
+            return await change
+        except Exception as error:
+            self.context.run(_fail(error), name="failed role change")
+            raise
 
     def _change(self) -> RoleChange:
         return RoleChange(
@@ -252,16 +264,23 @@ class CellActor(Actor):
     # --- ranks, group, snapshots ----------------------------------------------------------------------
 
     async def _ask_ranks(self, message: Ask[Any], timeout_s: float = CHANGE_TIMEOUT_S) -> list[Any]:
-        """Asks all ranks at once; the first error cancels the other asks."""
-        async with asyncio.TaskGroup() as tasks:
-            asks = [tasks.create_task(rank.ask(message, timeout_s=timeout_s)) for rank in self._ranks]
+        """Asks all ranks at once; the first error cancels the other asks and is raised."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                asks = [tasks.create_task(rank.ask(message, timeout_s=timeout_s)) for rank in self._ranks]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         return [task.result() for task in asks]
 
     async def _ask_rank(self, rank: int, message: Ask[Any]) -> Any:
         return await self._ranks[rank].ask(message, timeout_s=CHANGE_TIMEOUT_S)
 
     async def _next_group(self) -> BuildGroup:
-        address = await self._config.store.ask(GetStoreAddress(), timeout_s=CHANGE_TIMEOUT_S)
+        # Asked for anew each time: a store that died has been restarted by its supervisor.
+        store = await self._config.stores.ask(WhereIs(name="store"), timeout_s=CHANGE_TIMEOUT_S)
+        if store is None:
+            raise RuntimeError("the rendezvous store is down")
+        address = await store.ask(GetStoreAddress(), timeout_s=CHANGE_TIMEOUT_S)
         self._generation += 1
         prefix = f"cell{self._cell}/life{self.context.incarnation}/group{self._generation}"
         return BuildGroup(host=address.host, port=address.port, prefix=prefix)
@@ -288,6 +307,10 @@ class CellActor(Actor):
         if self._core is None:
             raise RuntimeError(f"cell {self._cell} is not the core")
         return self._core
+
+
+async def _fail(error: Exception) -> None:
+    raise error
 
 
 def _rank_environment(setup: CellSetup) -> dict[str, str]:

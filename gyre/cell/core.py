@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import structlog
 
-from gyre.actors import Ask
+from gyre.actors import Ask, Ref
 from gyre.cell.checkpoints import CheckpointFolder
 from gyre.cell.messages import Manifest, Snapshot, StepCommitted, StepComplete
 from gyre.cell.snapshots import SnapshotShelf
@@ -19,6 +19,7 @@ from gyre.cell.worker_messages import (
     AddOwn,
     AddShard,
     BeginTraining,
+    CellSetup,
     CheckShard,
     CommitStep,
     Updated,
@@ -27,9 +28,6 @@ from gyre.cell.worker_messages import (
     WriteSnapshot,
 )
 from gyre.rdma import RegionHandle, SharedMemory
-
-if TYPE_CHECKING:
-    from gyre.cell.actor import CellActorConfig
 
 log = structlog.get_logger()
 
@@ -47,8 +45,9 @@ class AskRank(Protocol):
 class Core:
     """Commits are serial with adding: a contribution is added to the step it was accepted for."""
 
-    def __init__(self, config: CellActorConfig, ranks: AskRanks, rank: AskRank) -> None:
-        self._config = config
+    def __init__(self, setup: CellSetup, queue: Ref, ranks: AskRanks, rank: AskRank) -> None:
+        self._setup = setup
+        self._queue = queue
         self._ranks = ranks
         self._rank = rank
         self._shelf = SnapshotShelf()
@@ -56,8 +55,8 @@ class Core:
         self._room = asyncio.Event()
         self._adding = asyncio.Lock()
         self._committed_by_cell: dict[int, int] = {}
-        self._shared = SharedMemory(config.setup.shm_folder)
-        self._checkpoints = CheckpointFolder(config.setup.checkpoint_folder, config.setup.checkpoint.keep)
+        self._shared = SharedMemory(setup.shm_folder)
+        self._checkpoints = CheckpointFolder(setup.checkpoint_folder, setup.checkpoint.keep)
 
     @property
     def step(self) -> int:
@@ -66,7 +65,7 @@ class Core:
 
     async def first_snapshot(self, step: int) -> None:
         """Warm-starts where the job says so and nothing was trained yet; version `step` is published."""
-        if step == 0 and self._config.setup.model.warm_start is not None:
+        if step == 0 and self._setup.model.warm_start is not None:
             began = time.monotonic()
             losses = await self._ranks(WarmStart())
             log.info("warm_start", loss=losses[0], seconds=round(time.monotonic() - began, 1))
@@ -96,7 +95,7 @@ class Core:
     async def contribute(self, manifest: Manifest) -> bool:
         """The core's own gradients: journalled like any, added in place."""
         async with self._adding:
-            if not await accept(self._config.queue, manifest):
+            if not await accept(self._queue, manifest):
                 return False
             await self._ranks(AddOwn())
             self._count(manifest)
@@ -112,7 +111,7 @@ class Core:
             if not all(whole):
                 log.warning("contribution_corrupt", cell=manifest.cell, step=manifest.step, ranks=whole)
                 return False
-            if not await accept(self._config.queue, manifest):
+            if not await accept(self._queue, manifest):
                 return False
             for rank, region in enumerate(regions):
                 await self._rank(rank, AddShard(region=region))
@@ -139,7 +138,7 @@ class Core:
                 micro_steps_by_cell=self._committed_by_cell,
             )
             self._committed_by_cell = {}
-        await self._config.queue.tell(committed)
+        await self._queue.tell(committed)
         return version
 
     async def pull(self, version: int) -> int:

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -21,10 +22,10 @@ class CellGroup:
     def rebuild(self, host: str, port: int, prefix: str) -> None:
         """Drops the group that stands and meets the other ranks under `prefix` of the store. Blocks."""
         self.drop()
-        store = dist.TCPStore(host, port, is_master=False, timeout=self._timeout)
+        store = TCPStore(host, port, is_master=False, timeout=self._timeout)
         dist.init_process_group(
             "nccl" if self._device.type == "cuda" else "gloo",
-            store=dist.PrefixStore(prefix, store),
+            store=PrefixStore(prefix, store),
             rank=self._rank,
             world_size=self._ranks,
             timeout=self._timeout,

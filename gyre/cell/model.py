@@ -42,11 +42,13 @@ def training_model(like: PreTrainedModel, mesh: DeviceMesh | None) -> PreTrained
     """A module for training with memory of its own, FSDP2-sharded over `mesh`, weights undefined."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(like.config, dtype=like.dtype)
-    if mesh is not None:
-        _shard(model, mesh)
     model.to_empty(device=like.device)
+    # Memory is taken module by module, which unties what was tied.
+    model.tie_weights()
     for (_, buffer), (_, source) in zip(model.named_buffers(), like.named_buffers(), strict=True):
         buffer.copy_(source)
+    if mesh is not None:
+        _shard(model, mesh)
     return cast(PreTrainedModel, model.train())
 
 

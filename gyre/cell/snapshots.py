@@ -47,7 +47,7 @@ class SnapshotShelf:
         return snapshot, self._collect()
 
     def release(self, lease: int) -> list[RegionHandle]:
-        """The reader is done; a lease that is not known is no error. Returns the regions that may be freed."""
+        """The reader is done (an unknown lease is no error). Returns the regions that may be freed."""
         self._leases.pop(lease, None)
         return self._collect()
 

@@ -9,7 +9,7 @@ import msgspec
 from gyre.actors import Actor, Ask, handles
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GetStoreAddress(Ask[StoreAddress], frozen=True, kw_only=True):
-    """To the StoreActor. A store that was restarted answers another port; groups that stand need it no more."""
+    """To the StoreActor. A store that was restarted has another port."""
 
 
 class StoreActor(Actor):
@@ -37,7 +37,7 @@ class StoreActor(Actor):
         self._store: TCPStore | None = None
 
     async def started(self) -> None:
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         # Bound and held by the store itself: no port is picked before it is used.
         self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)

@@ -27,7 +27,6 @@ class CellSetup(msgspec.Struct, frozen=True, kw_only=True):
     shm_folder: Path
     log_folder: Path
     checkpoint_folder: Path
-    job_folder: Path
     model: ModelConfig
     cluster: ClusterConfig
     cells: CellsConfig
@@ -67,7 +66,7 @@ class WarmStart(Ask[float], frozen=True, kw_only=True):
 
 
 class BuildGroup(Ask[None], frozen=True, kw_only=True):
-    """Drop the process group, if there is one, and build the next over the store, under a prefix of its own."""
+    """Drop the process group that stands and build the next over the store, under its own prefix."""
 
     host: str
     port: int

@@ -176,7 +176,7 @@ class Routes:
 
 
 async def _collect(seat: Seat[Ref], request: GenerateRequest, sample: Sample) -> None:
-    limit = len(sample.token_ids) + request.sampling.max_new_tokens
+    limit = request.sampling.max_new_tokens
     async with aclosing(seat.ref.stream(Generate(request=request))) as chunks:
         async for chunk in chunks:
             sample.add(chunk)
@@ -203,11 +203,4 @@ def _cut(leg: _Leg) -> None:
 
 def _rest(request: GenerateRequest, sample: Sample) -> GenerateRequest:
     """What is left of a call: the tokens so far become prompt, the positions of its draws go on."""
-    if not sample.token_ids:
-        return request
-    left = request.sampling.max_new_tokens - len(sample.token_ids)
-    return msgspec.structs.replace(
-        request,
-        prompt_ids=(*request.prompt_ids, *sample.token_ids),
-        sampling=msgspec.structs.replace(request.sampling, max_new_tokens=left),
-    )
+    return msgspec.structs.replace(request, prompt_ids=(*request.prompt_ids, *sample.token_ids))

@@ -73,7 +73,7 @@ class ScriptedEngine(Actor):
         abort = self._aborts[request.call] = asyncio.Event()
         ids = script.ids(request)
         start = len(request.prompt_ids) - request.prompt_tokens
-        end = min(len(ids), start + request.sampling.max_new_tokens)
+        end = min(len(ids), request.sampling.max_new_tokens)
         assert list(request.prompt_ids[request.prompt_tokens :]) == ids[:start]
         for position in range(start, end):
             if self._name in script.failing and position == 1:

@@ -27,7 +27,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call. `prompt_ids` is the prompt plus, for a resumed call, the tokens sampled so far;
-    `prompt_tokens` is the length of the prompt alone: positions for the random draws count from there.
+    `prompt_tokens` is the length of the prompt alone: positions for the random draws and `max_new_tokens`
+    count from there.
     `session` names the execution, for prefix reuse."""
 
     call: str

@@ -41,9 +41,9 @@ class Trainer:
         batch = collate(mine, self.model.device)
         loss, stats = self._forward(batch)
         if not torch.isfinite(loss):
-            raise FloatingPointError(f"micro-step {micro_step.id}: the loss is {float(loss)}")
+            raise FloatingPointError(f"micro-step {micro_step.id}: the loss is {float(loss.detach())}")
         # FSDP2 averages over the ranks, but the trajectories of a micro-step add up.
-        (loss * self._ranks).backward()
+        torch.autograd.backward(loss * self._ranks)
         with torch.no_grad():
             for total, parameter in zip(self.gradients, parameters(self.model), strict=True):
                 if parameter.grad is not None:
@@ -81,7 +81,7 @@ class Trainer:
             drift = torch.where(trainable, logprobs - old, 0.0).abs().sum()
             stats = MicroStepStats(
                 trained_tokens=int(trainable.sum()),
-                loss=float(result.loss),
+                loss=float(result.loss.detach()),
                 clipped=int(result.clipped.sum()),
                 entropy=float(torch.where(trainable, entropy, 0.0).sum()),
                 logprob_drift=float(drift),

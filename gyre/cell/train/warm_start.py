@@ -35,7 +35,7 @@ def warm_start(model: PreTrainedModel, folder: Path, config: WarmStartConfig) ->
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     model.eval()
-    return float(loss)
+    return float(loss.detach())
 
 
 def _batch(

@@ -1,0 +1,18 @@
+def push(stack, item):
+    stack.remove(item)
+
+
+def backward(stack):
+    return list(sorted(stack))
+
+
+def drop(stack):
+    stack.copy()
+
+
+def depth(stack):
+    return max(stack)
+
+
+def has(stack, item):
+    return item in stack

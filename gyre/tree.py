@@ -1,0 +1,272 @@
+"""The supervisor tree of a job, from its resolved job file."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import structlog
+
+from gyre.actors import Actor, ChildSpec, Node, ProcessSpec, Ref, Supervisor
+from gyre.cell import CellActorConfig
+from gyre.cell.checkpoints import CheckpointFolder, check
+from gyre.cell.engine.base import SamplingParams
+from gyre.cell.recipes import model_folder
+from gyre.cell.store import StoreConfig
+from gyre.cell.worker_messages import CellSetup
+from gyre.harness.actor import HarnessActor, HarnessActorConfig
+from gyre.job import Job
+from gyre.proxy.actor import ProxyActor, ProxyActorConfig
+from gyre.proxy.messages import GetProxyTotals
+from gyre.rdma import SharedMemory
+from gyre.schedule import PolicyConfig, WaterlevelActor, WaterlevelActorConfig
+from gyre.schedule.messages import Connect, Drain, GetSchedule, ScheduleStatus, WaitFinished
+from gyre.trajectory.actor import TrajectoryActor, TrajectoryActorConfig
+from gyre.trajectory.journal import Journal
+from gyre.trajectory.messages import GetTotals, SetWaterlevel
+from gyre.trajectory.queue import QueueConfig
+from gyre.trajectory.queue_actor import GetQueueTotals, MicroStepQueue
+from gyre.trajectory.rows import RewindSteps
+from gyre.watch import Summary
+
+log = structlog.get_logger()
+
+FOREVER_S = float("inf")
+DRAIN_S = 600.0
+CELL_RESTARTS = 10
+
+
+class JobTree:
+    """`async with JobTree(job, resume) as tree`: on leaving nothing of the job is left, no process, no port,
+    no shared memory. Satellites are restarted; what cannot be (the core, the queue, the waterlevel) ends
+    the job with an error, to be resumed."""
+
+    def __init__(self, job: Job, resume: bool) -> None:
+        self._job = job
+        self._resume = resume
+        self._stack = AsyncExitStack()
+        self._node = Node(name="root")
+        self.checkpoint: Path | None = None
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *error: object) -> bool | None:
+        return await self._stack.__aexit__(*error)  # type: ignore[arg-type]
+
+    async def wait(self) -> None:
+        """Until all steps are done, or the job was drained."""
+        await self._waterlevel.ask(WaitFinished(), timeout_s=FOREVER_S)
+
+    async def drain(self) -> None:
+        """Writes a checkpoint of the last complete step; `wait` returns."""
+        await self._waterlevel.ask(Drain(), timeout_s=DRAIN_S)
+
+    async def status(self) -> ScheduleStatus:
+        return await self._waterlevel.ask(GetSchedule())
+
+    async def summary(self, seconds: float) -> Summary:
+        """What the job came to so far."""
+        schedule = await self.status()
+        queue = await self._queue.ask(GetQueueTotals())
+        proxy = await self._proxy.ask(GetProxyTotals())
+        totals = await self._trajectory.ask(GetTotals())
+        scores = [entry.score for entry in totals.evals]
+        return Summary(
+            name=self._job.name,
+            steps=schedule.step,
+            seconds=round(seconds, 1),
+            reward_first=scores[0] if scores else None,
+            reward_last=scores[-1] if scores else None,
+            role_changes=schedule.role_changes,
+            role_changes_with_calls_in_flight=schedule.role_changes_with_calls_in_flight,
+            satellite_micro_steps=queue.satellite_micro_steps,
+            failed_calls=proxy.failed_calls,
+            compactions=totals.compactions,
+            sub_agents=totals.sub_agents,
+            retries=totals.retries,
+            checkpoint=schedule.checkpoint or None,
+        )
+
+    # --- starting, in order ---------------------------------------------------------------------
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        job = self._job
+        folder = await asyncio.to_thread(_model, job)
+        first_step = await asyncio.to_thread(self._find_checkpoint)
+        journal = await stack.enter_async_context(Journal(job.run_dir / "journal.db"))
+        shared = SharedMemory(_shm_folder(job))
+        stack.callback(shared.sweep)
+        await stack.enter_async_context(self._node)
+        if self._resume:
+            await journal.write(RewindSteps(step=first_step))
+        self._waterlevel = await self._spawn(
+            "waterlevel", partial(WaterlevelActor, _waterlevel(job, first_step))
+        )
+        trajectory_config = TrajectoryActorConfig(
+            sampling=job.sampling,
+            group_size=job.train.group_size,
+            groups_per_step=job.train.groups_per_step,
+            micro_step_tokens=job.train.micro_step_tokens,
+            first_step=first_step,
+        )
+        queue_config = QueueConfig(
+            groups_per_step=job.train.groups_per_step, first_step=first_step, lease_s=job.train.lease_s
+        )
+        self._queue = await self._spawn(
+            "queue", partial(MicroStepQueue, queue_config, journal, self._waterlevel)
+        )
+        self._trajectory = await self._spawn(
+            "trajectory", partial(TrajectoryActor, trajectory_config, journal, self._queue)
+        )
+        await self._trajectory.ask(SetWaterlevel(ref=self._waterlevel))
+        self._proxy = await self._spawn("proxy", partial(ProxyActor, _proxy(job, folder), self._trajectory))
+        harness_config = HarnessActorConfig(
+            harness=job.harness,
+            tasks=job.tasks,
+            evaluator=job.evaluator,
+            eval=job.eval,
+            group_size=job.train.group_size,
+            run_dir=job.run_dir,
+            first_group=first_step * job.train.groups_per_step,
+        )
+        start = partial(HarnessActor, harness_config, self._proxy, self._trajectory, self._waterlevel)
+        harness = await self._spawn("harness", start, shutdown_s=30.0)
+        await self._waterlevel.ask(Connect(proxy=self._proxy, harness=harness, queue=self._queue))
+        await self._start_cells(folder)
+
+    async def _spawn(self, name: str, start: Callable[[], Actor], shutdown_s: float = 10.0) -> Ref:
+        spec = ChildSpec(name=name, start=start, restart="temporary", shutdown_s=shutdown_s)
+        return await self._node.spawn(spec)
+
+    async def _start_cells(self, folder: Path) -> None:
+        job = self._job
+        logs = job.run_dir / "logs"
+        store = ProcessSpec(
+            name="store",
+            actor="gyre.cell.store:StoreActor",
+            config=StoreConfig(),
+            log_path=logs / "store.log",
+        )
+        stores = await self._spawn("stores", partial(Supervisor, [store], max_restarts=CELL_RESTARTS))
+        setup = _setup(job, folder, logs)
+        core = await self._node.spawn(self._cell(setup, 0, stores, None))
+        satellites = [self._cell(setup, cell, stores, core) for cell in range(1, job.cells.cells)]
+        start = partial(Supervisor, satellites, max_restarts=CELL_RESTARTS, window_s=600.0)
+        await self._spawn("satellites", start, shutdown_s=30.0)
+
+    def _cell(self, setup: CellSetup, cell: int, stores: Ref, core: Ref | None) -> ProcessSpec:
+        config = CellActorConfig(
+            setup=setup,
+            cell=cell,
+            waterlevel=self._waterlevel,
+            queue=self._queue,
+            stores=stores,
+            core=core,
+            checkpoint=self.checkpoint if core is None else None,
+        )
+        return ProcessSpec(
+            name=f"cell-{cell}",
+            actor="gyre.cell.actor:CellActor",
+            config=config,
+            log_path=setup.log_folder / f"cell-{cell}.log",
+            restart="temporary" if core is None else "permanent",
+            shutdown_s=20.0,
+        )
+
+    def _find_checkpoint(self) -> int:
+        """The step to go on from."""
+        if not self._resume:
+            return 0
+        folder = CheckpointFolder(self._job.run_dir / "checkpoints", self._job.checkpoint.keep)
+        self.checkpoint = folder.newest_whole()
+        step = check(self.checkpoint) if self.checkpoint is not None else 0
+        log.info("resume", step=step, checkpoint=str(self.checkpoint or ""))
+        return step
+
+
+def reason(error: BaseException) -> str:
+    """Why a job failed, for a person: the first cause, without the layers it came through."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+def _model(job: Job) -> Path:
+    if job.model.path is not None:
+        return job.model.path
+    assert job.model.recipe is not None
+    return model_folder(job.model.recipe)
+
+
+def _waterlevel(job: Job, first_step: int) -> WaterlevelActorConfig:
+    policy = PolicyConfig(
+        burst_steps=job.schedule.burst_steps,
+        lead_steps=job.schedule.lead_steps,
+        groups_per_step=job.train.groups_per_step,
+        group_size=job.train.group_size,
+        eval_every=job.eval.every_steps,
+    )
+    return WaterlevelActorConfig(
+        policy=policy,
+        cells=job.cells.cells,
+        steps=job.train.steps,
+        first_step=first_step,
+        checkpoint_every_steps=job.checkpoint.every_steps,
+    )
+
+
+def _proxy(job: Job, folder: Path) -> ProxyActorConfig:
+    rollout = job.rollout
+    positions = json.loads((folder / "config.json").read_bytes()).get("max_position_embeddings", 0)
+    # A folder of its own, because a sandbox binds the folder; short, because such paths are bounded.
+    sockets = Path("/tmp") / f"gyre-{_digest(job)}"
+    sockets.mkdir(mode=0o700, exist_ok=True)
+    return ProxyActorConfig(
+        proxy=job.harness.proxy,
+        tokenizer=folder,
+        sampling=SamplingParams(
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            seed=job.seed,
+            max_new_tokens=rollout.max_new_tokens,
+        ),
+        window_tokens=min(job.model.context_tokens, rollout.kv_tokens, positions or job.model.context_tokens),
+        model_name="policy",
+        unix_socket=sockets / "proxy.sock",
+    )
+
+
+def _setup(job: Job, folder: Path, logs: Path) -> CellSetup:
+    return CellSetup(
+        model_folder=folder,
+        shm_folder=_shm_folder(job),
+        log_folder=logs,
+        checkpoint_folder=job.run_dir / "checkpoints",
+        model=job.model,
+        cluster=job.cluster,
+        cells=job.cells,
+        rollout=job.rollout,
+        train=job.train,
+        loss=job.loss,
+        checkpoint=job.checkpoint,
+    )
+
+
+def _shm_folder(job: Job) -> Path:
+    """One per run folder, whose journal is locked: what a killed job left there is ours to remove."""
+    return Path("/dev/shm") / f"gyre-{_digest(job)}"
+
+
+def _digest(job: Job) -> str:
+    return hashlib.sha256(str(job.run_dir).encode()).hexdigest()[:12]
