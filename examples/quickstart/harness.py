@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Callable
 
-COMPACT_TOKENS = 100  # a prompt longer than this is compacted before the next call
+COMPACT_TOKENS = 75  # a prompt longer than this is compacted before the next call
 MAX_TURNS = 24  # calls of one execution, sub-agents and summaries included
 RETRY_EVERY = 12  # one call in so many is asked twice
 HANG_UP_S = 0.02  # how long an answer that will be asked for twice is waited for

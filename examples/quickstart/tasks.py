@@ -16,13 +16,13 @@ FOLDER_OF = {
     "py": "code",
     "sh": "code",
 }
-BOX_ITEMS = 2
+BOX_ITEMS = 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def draw_names(rng: random.Random) -> tuple[list[str], list[str]]:
-    """Names of the 3 or 4 files in the inbox and of those in its box, all different."""
-    files = rng.choice((3, 4))
+    """Names of the 1 or 2 files in the inbox and of those in its box, all different."""
+    files = rng.choice((1, 2))
     stems = rng.sample([f"{letter}{digit}" for letter in LETTERS for digit in range(10)], files + BOX_ITEMS)
     names = [f"{stem}.{rng.choice(list(FOLDER_OF))}" for stem in stems]
     return sorted(names[:files]), sorted(names[files:])

@@ -68,6 +68,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lr: float = 1e-5
     warmup_steps: int = 0
     betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     micro_step_tokens: int = 8192

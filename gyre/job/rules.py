@@ -66,6 +66,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "train.group_size": _TWO_OR_MORE,
     "train.lr": _NOT_NEGATIVE,
     "train.warmup_steps": _NOT_NEGATIVE,
+    "train.eps": _ABOVE_ZERO,
     "train.weight_decay": _NOT_NEGATIVE,
     "train.max_grad_norm": _ABOVE_ZERO,
     "train.micro_step_tokens": _ONE_OR_MORE,

@@ -21,7 +21,7 @@ class MasterWeights:
         for weight in self.weights:
             weight.requires_grad_()
         self.optimizer = torch.optim.AdamW(
-            self.weights, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+            self.weights, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
         )
 
     @torch.no_grad()
