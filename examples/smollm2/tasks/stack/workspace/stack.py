@@ -1,17 +1,17 @@
-def push(stack, item):
-    stack.remove(item)
-
-
-def backward(stack):
-    return list(sorted(stack))
+def depth(stack):
+    return max(stack)
 
 
 def drop(stack):
     stack.copy()
 
 
-def depth(stack):
-    return max(stack)
+def push(stack, item):
+    stack.remove(item)
+
+
+def backward(stack):
+    return list(sorted(stack))
 
 
 def has(stack, item):

@@ -1,20 +1,20 @@
 import math
 
 
-def up(x):
-    return math.floor(x)
+def lowest(a, b):
+    return max(a, b)
 
 
 def root(x):
     return math.exp(x)
 
 
-def lowest(a, b):
-    return max(a, b)
-
-
 def size(x):
     return round(x)
+
+
+def up(x):
+    return math.floor(x)
 
 
 def half(x):

@@ -1,17 +1,17 @@
-def price(table, name):
-    return table.pop(name)
-
-
 def names(table):
     return list(table.items())
 
 
-def merge(table, other):
-    table.clear(other)
-
-
 def total(table):
     return max(table.values())
+
+
+def price(table, name):
+    return table.pop(name)
+
+
+def merge(table, other):
+    table.clear(other)
 
 
 def has(table, name):
