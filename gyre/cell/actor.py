@@ -91,23 +91,14 @@ class CellActor(Actor):
         self._status_before: tuple[float, int, float] = (time.monotonic(), 0, 0.0)
 
     async def started(self) -> None:
-        setup = self._setup
-        for rank in range(setup.cells.ranks):
-            worker = WorkerConfig(setup=setup, cell=self._cell, rank=rank, core=self._core is not None)
-            spec = ProcessSpec(
-                name=f"rank-{rank}",
-                actor="gyre.cell.worker:RankWorker",
-                config=worker,
-                environment=_rank_environment(setup),
-                log_path=setup.log_folder / f"cell-{self._cell}-rank-{rank}.log",
-                restart="temporary",
-            )
-            self._ranks.append(await self.context.spawn(spec))
-            self.context.monitor(self._ranks[-1])
+        # Not here: processes of all cells start side by side, and each takes seconds to import torch.
         self.context.run(self._join(), name="join")
 
     async def _join(self) -> None:
-        """From bare ranks to a cell in rollout role with the published weights."""
+        """From nothing to a cell in rollout role with the published weights."""
+        async with asyncio.TaskGroup() as tasks:
+            spawns = [tasks.create_task(self._spawn_rank(rank)) for rank in range(self._setup.cells.ranks)]
+        self._ranks = [spawn.result() for spawn in spawns]
         loaded: list[Loaded] = await self._ask_ranks(
             LoadModel(checkpoint=self._config.checkpoint), timeout_s=LOAD_TIMEOUT_S
         )
@@ -131,6 +122,20 @@ class CellActor(Actor):
             window_tokens=loaded[0].window_tokens,
         )
         await self._config.waterlevel.tell(up)
+
+    async def _spawn_rank(self, rank: int) -> Ref:
+        setup = self._setup
+        spec = ProcessSpec(
+            name=f"rank-{rank}",
+            actor="gyre.cell.worker:RankWorker",
+            config=WorkerConfig(setup=setup, cell=self._cell, rank=rank, core=self._core is not None),
+            environment=_rank_environment(setup),
+            log_path=setup.log_folder / f"cell-{self._cell}-rank-{rank}.log",
+            restart="temporary",
+        )
+        ref = await self.context.spawn(spec)
+        self.context.monitor(ref)
+        return ref
 
     @handles(Down)
     async def rank_died(self, message: Down) -> None:

@@ -17,10 +17,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def pick_device(kind: str, cell: int, rank: int, ranks: int) -> torch.device:
     """The device of a rank: GPUs in order of cells and ranks, round and round; else the CPU."""
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
-        index = (cell * ranks + rank) % torch.cuda.device_count()
-        torch.cuda.set_device(index)
-        return torch.device("cuda", index)
+        return torch.device("cuda", (cell * ranks + rank) % torch.cuda.device_count())
     return torch.device("cpu")
+
+
+def use_device(device: torch.device) -> None:
+    """Makes it the calling thread's own: CUDA keeps the current device per thread."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def load_model(folder: Path, dtype: str, device: torch.device) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from gyre.cell.engine.base import EngineMetrics
 from gyre.cell.engine.memory import release_parameters
 from gyre.cell.engine.native import NativeEngine
 from gyre.cell.group import CellGroup
-from gyre.cell.model import end_token_ids, load_model, pick_device, training_model
+from gyre.cell.model import end_token_ids, load_model, training_model
 from gyre.cell.train.optimizer import MasterWeights
 from gyre.cell.train.saving import load_optimizer, save_optimizer, save_weights
 from gyre.cell.train.trainer import Trainer
@@ -27,12 +27,12 @@ from gyre.rdma import RegionHandle, SharedMemory
 class Rank:
     """In rollout role its engine has weights, in train role its trainer has; the core's masters stay."""
 
-    def __init__(self, config: WorkerConfig, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, config: WorkerConfig, device: torch.device, thread: ThreadPoolExecutor) -> None:
         self._config = config
         self._setup = config.setup
         self._ranks = config.setup.cells.ranks
         self._thread = thread
-        self._device = pick_device(config.setup.cluster.device, config.cell, config.rank, self._ranks)
+        self._device = device
         self._shared = SharedMemory(config.setup.shm_folder)
         self._model: PreTrainedModel | None = None
         self._engine: NativeEngine | None = None

@@ -13,6 +13,7 @@ import torch
 from gyre.actors import Actor, handles
 from gyre.cell.engine.base import Chunk
 from gyre.cell.messages import Abort, Generate
+from gyre.cell.model import pick_device, use_device
 from gyre.cell.rank import Rank
 from gyre.cell.worker_messages import (
     AddOwn,
@@ -50,8 +51,10 @@ class RankWorker(Actor):
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
-        self._rank = Rank(config, self._thread)
+        setup = config.setup
+        device = pick_device(setup.cluster.device, config.cell, config.rank, setup.cells.ranks)
+        self._thread = ThreadPoolExecutor(1, "device", initializer=partial(use_device, device))
+        self._rank = Rank(config, device, self._thread)
 
     async def started(self) -> None:
         torch.set_num_threads(self._config.setup.cluster.threads_per_rank)

@@ -6,6 +6,8 @@ import mmap
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -55,17 +57,16 @@ class SharedMemory:
     def allocate(self, name: str, nbytes: int) -> SharedRegion:
         """A region of `nbytes` > 0 bytes, zero where it is new. Raises RegionError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._path(name), flags, 0o600)
         try:
-            if os.fstat(descriptor).st_size not in (0, nbytes):
-                raise RegionError(name, f"exists with {os.fstat(descriptor).st_size} bytes, not {nbytes}")
-            # Reserves the pages now: a full /dev/shm is an error here, not a SIGBUS at the first write.
-            os.posix_fallocate(descriptor, 0, nbytes)
-            mapping = mmap.mmap(descriptor, nbytes)
+            with _opened(self._path(name), flags) as descriptor:
+                size = os.fstat(descriptor).st_size
+                if size not in (0, nbytes):
+                    raise RegionError(name, f"exists with {size} bytes, not {nbytes}")
+                # Reserves the pages now: a full /dev/shm is an error here, not a SIGBUS at the first write.
+                os.posix_fallocate(descriptor, 0, nbytes)
+                mapping = mmap.mmap(descriptor, nbytes)
         except OSError as error:
             raise RegionError(name, f"cannot allocate {nbytes} bytes in {self._folder}: {error}") from error
-        finally:
-            os.close(descriptor)
         return SharedRegion(RegionHandle(backend="shm", name=name, nbytes=nbytes), mapping)
 
     def open(self, handle: RegionHandle) -> SharedRegion:
@@ -73,17 +74,16 @@ class SharedMemory:
         if handle.backend != "shm":
             raise RegionError(handle.name, f"is on backend {handle.backend!r}, not 'shm'")
         try:
-            descriptor = os.open(self._path(handle.name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with _opened(self._path(handle.name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as descriptor:
+                size = os.fstat(descriptor).st_size
+                if size != handle.nbytes or size == 0:
+                    raise RegionError(handle.name, f"has {size} bytes, its handle says {handle.nbytes}")
+                # ACCESS_COPY, because torch.frombuffer wants writable memory.
+                mapping = mmap.mmap(descriptor, handle.nbytes, access=mmap.ACCESS_COPY)
         except FileNotFoundError as error:
             raise RegionError(handle.name, "is gone") from error
-        try:
-            size = os.fstat(descriptor).st_size
-            if size != handle.nbytes or size == 0:
-                raise RegionError(handle.name, f"has {size} bytes, its handle says {handle.nbytes}")
-            # ACCESS_COPY, because torch.frombuffer wants writable memory.
-            mapping = mmap.mmap(descriptor, handle.nbytes, access=mmap.ACCESS_COPY)
-        finally:
-            os.close(descriptor)
+        except OSError as error:
+            raise RegionError(handle.name, f"cannot be opened: {error}") from error
         return SharedRegion(handle, mapping)
 
     def free(self, handle: RegionHandle) -> None:
@@ -97,3 +97,12 @@ class SharedMemory:
         if not _NAME.fullmatch(name):
             raise RegionError(name, "is no region name: letters, digits, '.', '_', '-' only")
         return self._folder / name
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
