@@ -35,7 +35,7 @@ from gyre.cell.messages import (
 )
 from gyre.cell.role_change import RoleChange
 from gyre.cell.store import GetStoreAddress
-from gyre.cell.training import TrainingLoop
+from gyre.cell.training import ACCEPT_TIMEOUT_S, TrainingLoop
 from gyre.cell.worker_messages import (
     BeginTraining,
     BuildGroup,
@@ -49,7 +49,6 @@ from gyre.cell.worker_messages import (
     WakeEngine,
     WorkerConfig,
 )
-from gyre.rdma import RegionHandle, SharedMemory
 
 log = structlog.get_logger()
 
@@ -104,7 +103,7 @@ class CellActor(Actor):
         )
         await self._ask_ranks(await self._next_group())
         if self._core is not None:
-            await self._core.first_snapshot(loaded[0].step)
+            await self._core.first_snapshot(loaded[0].step, resumed=self._config.checkpoint is not None)
         snapshot = await self._pull("published")
         await self._ask_ranks(WakeEngine(version=snapshot.version, region=snapshot.region))
         await self._release(snapshot)
@@ -204,12 +203,8 @@ class CellActor(Actor):
         name = f"g{manifest.step}-c{self._cell}-i{self.context.incarnation}-t{manifest.tokens[0]}"
         shards: list[StagedShard] = await self._ask_ranks(StageGradients(name=name))
         manifest = msgspec.structs.replace(manifest, checksums=tuple(s.checksum for s in shards))
-        regions = tuple(shard.region for shard in shards)
-        try:
-            stage = StageContribution(manifest=manifest, regions=regions)
-            return await self._config.core.ask(stage, timeout_s=CHANGE_TIMEOUT_S)
-        finally:
-            self._free(regions)
+        stage = StageContribution(manifest=manifest, regions=tuple(shard.region for shard in shards))
+        return await self._config.core.ask(stage, timeout_s=ACCEPT_TIMEOUT_S)
 
     async def commit(self, complete: StepComplete) -> int:
         raise RuntimeError(f"cell {self._cell} is no core: the queue told it to commit step {complete.step}")
@@ -233,7 +228,10 @@ class CellActor(Actor):
 
     @handles(StageContribution, concurrent=True)
     async def stage_contribution(self, message: StageContribution) -> bool:
-        return await self._as_core().stage(message.manifest, message.regions)
+        # In a task of its own: a sender that dies meanwhile must not keep what was accepted out of the sum.
+        # If it fails the core does, for the same reason.
+        stage = self._as_core().stage(message.manifest, message.regions)
+        return await asyncio.shield(self.context.run(stage, name="stage"))
 
     @handles(Publish, concurrent=True)
     async def publish(self, message: Publish) -> int:
@@ -302,11 +300,6 @@ class CellActor(Actor):
         else:
             assert self._config.core is not None
             await self._config.core.tell(ReleaseSnapshot(lease=snapshot.lease))
-
-    def _free(self, regions: tuple[RegionHandle, ...]) -> None:
-        shared = SharedMemory(self._setup.shm_folder)
-        for region in regions:
-            shared.free(region)
 
     def _as_core(self) -> Core:
         if self._core is None:

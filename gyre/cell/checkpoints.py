@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import zlib
 from pathlib import Path
 
+import msgspec
 import structlog
 
 log = structlog.get_logger()
@@ -35,14 +35,19 @@ class CheckpointFolder:
         self._keep = keep
 
     def path(self, step: int) -> Path:
-        return self._folder / f"step-{step:06d}"
+        return self._folder / _name(step)
 
     def begin(self, step: int) -> Path:
-        """An empty folder to fill, beside the step's place."""
+        """An empty folder to fill, beside the step's place. What was never finished goes."""
+        for left in self._folder.glob("partial-*"):
+            self.discard(left)
         partial = self._folder / f"partial-{step:06d}"
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         return partial
+
+    def discard(self, partial: Path) -> None:
+        """Gives the room of an unfinished one back."""
+        shutil.rmtree(partial, ignore_errors=True)
 
     def finish(self, partial: Path, step: int) -> Path:
         """Seals what was filled and moves it to its place; old ones go. Returns the place."""
@@ -75,25 +80,38 @@ class CheckpointFolder:
 def check(folder: Path) -> int:
     """The step of a whole checkpoint. Raises CheckpointError naming the first file that is not as written."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        step, files = int(manifest["step"]), dict(manifest["files"])
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Manifest)
     except FileNotFoundError as error:
         raise CheckpointError(folder, f"has no {MANIFEST}: it was never finished") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(folder, f"{MANIFEST} cannot be read: {error}") from error
-    for name, (size, checksum) in files.items():
+    if folder.name != _name(manifest.step):
+        raise CheckpointError(folder, f"{MANIFEST} says that it is of step {manifest.step}")
+    for name, (size, checksum) in manifest.files.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(folder, f"{name} is missing")
         if path.stat().st_size != size or _crc32(path) != checksum:
             raise CheckpointError(folder, f"{name} is not as it was written (size or checksum differ)")
-    return step
+    return manifest.step
+
+
+class _Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What `gyre.json` says: size and crc32 of every other file by its name."""
+
+    step: int
+    files: dict[str, tuple[int, int]]
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}"
 
 
 def _seal(folder: Path, step: int) -> None:
     files = {path.name: (path.stat().st_size, _crc32(path)) for path in sorted(folder.iterdir())}
-    with (folder / MANIFEST).open("w") as out:
-        json.dump({"step": step, "files": files}, out, indent=1)
+    manifest = msgspec.json.encode(_Manifest(step=step, files=files))
+    with (folder / MANIFEST).open("wb") as out:
+        out.write(msgspec.json.format(manifest, indent=1))
         out.flush()
         os.fsync(out.fileno())
 

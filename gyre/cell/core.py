@@ -63,9 +63,9 @@ class Core:
         """Committed steps: the training version."""
         return self._shelf.training
 
-    async def first_snapshot(self, step: int) -> None:
-        """Warm-starts where the job says so and nothing was trained yet; version `step` is published."""
-        if step == 0 and self._setup.model.warm_start is not None:
+    async def first_snapshot(self, step: int, *, resumed: bool) -> None:
+        """Warm-starts where the job says so, once in its lives; version `step` is published."""
+        if not resumed and self._setup.model.warm_start is not None:
             began = time.monotonic()
             losses = await self._ranks(WarmStart())
             log.info("warm_start", loss=losses[0], seconds=round(time.monotonic() - began, 1))
@@ -102,21 +102,26 @@ class Core:
             return True
 
     async def stage(self, manifest: Manifest, regions: tuple[RegionHandle, ...]) -> bool:
-        """A satellite's: checked on all ranks, journalled, then added. Answers whether it counts."""
-        async with self._adding:
-            checks = [
-                CheckShard(region=r, checksum=c) for r, c in zip(regions, manifest.checksums, strict=True)
-            ]
-            whole = [await self._rank(rank, check) for rank, check in enumerate(checks)]
-            if not all(whole):
-                log.warning("contribution_corrupt", cell=manifest.cell, step=manifest.step, ranks=whole)
-                return False
-            if not await accept(self._queue, manifest):
-                return False
-            for rank, region in enumerate(regions):
-                await self._rank(rank, AddShard(region=region))
-            self._count(manifest)
+        """A satellite's: checked on all ranks, journalled, then added. Answers whether it counts; frees the
+        regions. Must not be cut short: what the queue has accepted has to be in the sum."""
+        try:
+            async with self._adding:
+                if not await self._is_whole(manifest, regions) or not await accept(self._queue, manifest):
+                    return False
+                for rank, region in enumerate(regions):
+                    await self._rank(rank, AddShard(region=region))
+                self._count(manifest)
+                return True
+        finally:
+            self._free(list(regions))
+
+    async def _is_whole(self, manifest: Manifest, regions: tuple[RegionHandle, ...]) -> bool:
+        checks = [CheckShard(region=r, checksum=c) for r, c in zip(regions, manifest.checksums, strict=False)]
+        whole = [await self._rank(rank, check) for rank, check in enumerate(checks)]
+        if len(whole) == len(regions) == self._setup.cells.ranks and all(whole):
             return True
+        log.warning("contribution_corrupt", cell=manifest.cell, step=manifest.step, ranks=whole)
+        return False
 
     async def commit(self, complete: StepComplete) -> int:
         """Scale, clip, update, snapshot; tells the queue. Answers the new version."""
@@ -156,9 +161,15 @@ class Core:
             step = self.step
             folder = await asyncio.to_thread(self._checkpoints.begin, step)
             snapshot = await self.lease(CHECKPOINT_READER, "training")
-            await self._ranks(WriteCheckpoint(folder=folder, region=snapshot.region))
-            self.release(snapshot.lease)
-            return await asyncio.to_thread(self._checkpoints.finish, folder, step)
+            try:
+                await self._ranks(WriteCheckpoint(folder=folder, region=snapshot.region))
+                return await asyncio.to_thread(self._checkpoints.finish, folder, step)
+            except BaseException:
+                # On a full disk the journal waits for the room that it takes.
+                await asyncio.to_thread(self._checkpoints.discard, folder)
+                raise
+            finally:
+                self.release(snapshot.lease)
 
     def _count(self, manifest: Manifest) -> None:
         done = self._committed_by_cell.get(manifest.cell, 0)

@@ -205,7 +205,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 class StageContribution(Ask[bool], frozen=True, kw_only=True):
     """To the core: read the shards (one region a rank), check, have the queue accept, then add.
-    Answers whether it counts; the sender frees its regions either way."""
+    Answers whether it counts; the core frees the regions either way."""
 
     manifest: Manifest
     regions: tuple[RegionHandle, ...]

@@ -21,7 +21,7 @@ from gyre.cell.train.warm_start import warm_start
 from gyre.cell.weights import Layout, checksum, fill, local, parameters, shapes
 from gyre.cell.worker_messages import Loaded, RankStatus, StagedShard, Updated, WorkerConfig
 from gyre.loss import MicroStep, MicroStepStats
-from gyre.rdma import RegionHandle, SharedMemory
+from gyre.rdma import RegionError, RegionHandle, SharedMemory
 
 
 class Rank:
@@ -78,7 +78,7 @@ class Rank:
             eos_token_ids=end_token_ids(setup.model_folder),
             device_thread=self._thread,
         )
-        if not (self._config.core and step == 0 and setup.model.warm_start is not None):
+        if not (self._config.core and checkpoint is None and setup.model.warm_start is not None):
             release_parameters(model)
         return Loaded(
             weights_bytes=self._layout.nbytes,
@@ -164,10 +164,13 @@ class Rank:
     # --- the core -------------------------------------------------------------------------------------
 
     def is_whole(self, region: RegionHandle, expected: int) -> bool:
-        with self._shared.open(region) as source:
-            return (
-                source.handle.nbytes == self._gradient_layout().nbytes and checksum(source.buffer) == expected
-            )
+        if region.nbytes != self._gradient_layout().nbytes:
+            return False
+        try:
+            with self._shared.open(region) as source:
+                return checksum(source.buffer) == expected
+        except RegionError:
+            return False
 
     def add_shard(self, region: RegionHandle) -> None:
         with self._shared.open(region) as source:

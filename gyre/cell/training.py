@@ -99,8 +99,7 @@ class TrainingLoop:
     async def _act(self, answer: Lease | HandOver | StepComplete | Idle | Stale) -> None:
         match answer:
             case Lease() if self._leaving:
-                give_back = ReturnLease(cell=self._cell, incarnation=self._incarnation, token=answer.token)
-                await self._queue.tell(give_back)
+                await self._give_back(answer)
             case Lease():
                 await self._compute(answer)
             case HandOver():
@@ -137,10 +136,18 @@ class TrainingLoop:
         log.info(
             "contribution", cell=self._cell, step=manifest.step, micro_steps=len(self._held), counts=counts
         )
-        self._held = []
-        self._stats = MicroStepStats()
-        if not counts:
-            await self._ranks(DropGradients())
+        if counts:
+            self._held = []
+            self._stats = MicroStepStats()
+            return
+        # The queue has ended the leases where it was the one who refused; then this changes nothing.
+        for lease in self._held:
+            await self._give_back(lease)
+        await self._forget()
+
+    async def _give_back(self, lease: Lease) -> None:
+        give_back = ReturnLease(cell=self._cell, incarnation=self._incarnation, token=lease.token)
+        await self._queue.tell(give_back)
 
     async def _forget(self) -> None:
         self._held = []

@@ -46,6 +46,8 @@ class Layout:
 
     def _view(self, buffer: memoryview, slot: Slot) -> Tensor:
         count = torch.Size(slot.shape).numel()
+        if count == 0:
+            return torch.empty(slot.shape, dtype=self.dtype)
         flat = torch.frombuffer(buffer, dtype=self.dtype, count=count, offset=slot.offset)
         return flat.view(slot.shape)
 

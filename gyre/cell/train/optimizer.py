@@ -10,6 +10,8 @@ from torch import Tensor
 from gyre.cell.config import TrainConfig
 from gyre.cell.group import CellGroup
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
 
 class MasterWeights:
     """This rank's rows of every parameter in fp32, AdamW over them."""
@@ -62,11 +64,11 @@ class MasterWeights:
         """Takes what `state` gave. Raises KeyError or RuntimeError where it is of another model."""
         with torch.no_grad():
             for index, weight in enumerate(self.weights):
-                weight.copy_(tensors[f"weight.{index}"])
-                moments = {
-                    name: tensors[f"{name}.{index}"]
-                    for name in ("step", "exp_avg", "exp_avg_sq")
-                    if f"{name}.{index}" in tensors
-                }
-                if moments:
-                    self.optimizer.state[weight] = moments
+                saved = tensors[f"weight.{index}"]
+                if saved.shape != weight.shape:
+                    raise RuntimeError(f"weight {index} is {tuple(saved.shape)}, not {tuple(weight.shape)}")
+                weight.copy_(saved)
+                if f"step.{index}" in tensors:
+                    # AdamW keeps its step on the CPU.
+                    moments = {name: tensors[f"{name}.{index}"].to(weight.device) for name in MOMENTS}
+                    self.optimizer.state[weight] = {"step": tensors[f"step.{index}"], **moments}
