@@ -18,7 +18,8 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True):
 
     `normal`: it stopped itself. `stopped`: it was told to. `error`: it raised (`type_name`, `message`,
     `traceback`). `exit`: its process ended by itself (`exit_code` or `signal`). `lost`: the connection to
-    its process ended. `unknown`: nothing is known of it here any more.
+    its process ended. `unknown`: nothing is known of it here any more. `cause` is why, where it ended
+    because of another.
     """
 
     kind: Literal["normal", "stopped", "error", "exit", "lost", "unknown"]
@@ -28,20 +29,36 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: str | None = None
     stderr_tail: tuple[str, ...] = ()
+    cause: ExitReason | None = None
 
     @property
     def abnormal(self) -> bool:
         return self.kind not in ("normal", "stopped")
 
+    @property
+    def first(self) -> ExitReason:
+        """Where it began: the cause of the cause, and so on."""
+        reason = self
+        while reason.cause is not None:
+            reason = reason.cause
+        return reason
+
+    @property
+    def brief(self) -> str:
+        """Where it began, in one line."""
+        return " ".join(self.first._what.split())
+
     def __str__(self) -> str:
+        if self.stderr_tail and not self.traceback:
+            return f"{self._what}; its last output:\n  " + "\n  ".join(self.stderr_tail)
+        return self._what
+
+    @property
+    def _what(self) -> str:
         text = ": ".join(part for part in (self.type_name or self.kind, self.message) if part)
         if self.signal is not None:
-            text += f" (killed by {self.signal})"
-        elif self.exit_code is not None:
-            text += f" (exit code {self.exit_code})"
-        if self.stderr_tail and not self.traceback:
-            text += "; its last output:\n  " + "\n  ".join(self.stderr_tail)
-        return text
+            return f"{text} (killed by {self.signal})"
+        return text if self.exit_code is None else f"{text} (exit code {self.exit_code})"
 
     @classmethod
     def of(cls, error: BaseException) -> ExitReason:
@@ -50,6 +67,7 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True):
             message=str(error),
             type_name=error_name(type(error)),
             traceback="".join(traceback_.format_exception(error)),
+            cause=_cause(error),
         )
 
 
@@ -126,6 +144,19 @@ class NodeFailed(ActorError):
 
 class LinkLost(ActorError):
     """A connection to another node could not be made, or ended."""
+
+
+def _cause(error: BaseException) -> ExitReason | None:
+    """The reason that an error only passes on."""
+    if isinstance(error, BaseExceptionGroup):
+        return ExitReason.of(error.exceptions[0])
+    if isinstance(error, ActorDied | SpawnFailed | NodeFailed):
+        return error.reason
+    if isinstance(error, RemoteError):
+        return ExitReason(
+            kind="error", type_name=error.type_name, message=error.message, traceback=error.traceback
+        )
+    return None
 
 
 _wire_errors: dict[str, type[BaseException]] = {}

@@ -187,7 +187,9 @@ class Family:
             case Escalate(why):
                 self._forget(child)
                 message = f"its child {label} died: {reason} ({why})"
-                self._fail(ExitReason(kind="error", message=message, traceback=reason.traceback))
+                self._fail(
+                    ExitReason(kind="error", message=message, traceback=reason.traceback, cause=reason)
+                )
             case RestartChildren(names, delay_s):
                 await self._restart([self._children[name] for name in names], reason, delay_s)
 
