@@ -7,13 +7,15 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import structlog
 
+from gyre.actors import ExitReason
 from gyre.actors import run as run_actors
 from gyre.job import Job, JobError, load_job, resolved_toml, warnings
 from gyre.runs import RunFolderError, prepare_run_folder
@@ -46,19 +48,24 @@ def main(argv: list[str] | None = None) -> int:
 async def run_job(job: Job, resume: bool) -> int:
     """Runs a job in this process and its children. The first Ctrl-C drains, the second aborts."""
     began = time.monotonic()
-    interrupted = asyncio.Event()
+    tree = JobTree(job, resume)
     with ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts(tree.kill))
         try:
             show = _open_watch(job, stack)
-            async with JobTree(job, resume) as tree, Watching(tree.status, show, job.watch.refresh_s):
-                with _interrupts(interrupted):
-                    await _until_over(tree, interrupted)
+            async with tree, Watching(tree.status, show, job.watch.refresh_s):
+                drained = await _until_over(tree, interrupts.first)
                 summary = await tree.summary(time.monotonic() - began)
-        except Exception as error:
-            log.error("job_failed", reason=reason(error))
+        except (Exception, asyncio.CancelledError) as error:
+            if interrupts.aborted:
+                log.warning("aborted")
+                return INTERRUPTED
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            log.error("job_failed", reason=reason(error), trace=ExitReason.of(error).traces)
             return FAILED
     write_summary(job.run_dir, summary)
-    return INTERRUPTED if interrupted.is_set() else 0
+    return INTERRUPTED if drained else 0
 
 
 def _open_watch(job: Job, stack: ExitStack) -> list[Callable[[ScheduleStatus], None]]:
@@ -84,38 +91,48 @@ def _open_watch(job: Job, stack: ExitStack) -> list[Callable[[ScheduleStatus], N
     return show
 
 
-async def _until_over(tree: JobTree, interrupted: asyncio.Event) -> None:
+async def _until_over(tree: JobTree, interrupted: asyncio.Event) -> bool:
+    """Whether it was drained before it was over."""
     over = asyncio.create_task(tree.wait())
     interrupt = asyncio.create_task(interrupted.wait())
     try:
         await asyncio.wait((over, interrupt), return_when=asyncio.FIRST_COMPLETED)
-        if interrupted.is_set():
+        drained = not over.done()
+        if drained:
             await tree.drain()
         await over
+        return drained
     finally:
         over.cancel()
         interrupt.cancel()
 
 
-@contextmanager
-def _interrupts(interrupted: asyncio.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM: the first sets the event, the second ends the process group's work at once."""
-    loop = asyncio.get_running_loop()
-    job = asyncio.current_task()
-    assert job is not None
+class Interrupts:
+    """SIGINT and SIGTERM within the block: the first sets `first`, the second calls `abort` and cancels the
+    task that entered the block."""
 
-    def on_signal() -> None:
-        if interrupted.is_set():
-            job.cancel()
-        interrupted.set()
+    def __init__(self, abort: Callable[[], None]) -> None:
+        self._abort = abort
+        self.first = asyncio.Event()
+        self.aborted = False
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield
-    finally:
+    def __enter__(self) -> Self:
+        self._job = asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        if not self.first.is_set():
+            self.first.set()
+        elif not self.aborted and self._job is not None:
+            self.aborted = True
+            self._abort()
+            self._job.cancel()
 
 
 if __name__ == "__main__":

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 import structlog
 
-from gyre.actors import Actor, ChildSpec, Node, ProcessSpec, Ref, Supervisor
+from gyre.actors import Actor, ChildSpec, ExitReason, Node, ProcessSpec, Ref, Supervisor
 from gyre.cell import CellActorConfig
 from gyre.cell.checkpoints import CheckpointFolder, check
 from gyre.cell.engine.base import SamplingParams
@@ -24,7 +25,6 @@ from gyre.harness.actor import HarnessActor, HarnessActorConfig
 from gyre.job import Job
 from gyre.proxy.actor import ProxyActor, ProxyActorConfig
 from gyre.proxy.messages import GetProxyTotals
-from gyre.rdma import SharedMemory
 from gyre.schedule import PolicyConfig, WaterlevelActor, WaterlevelActorConfig
 from gyre.schedule.messages import Connect, Drain, GetSchedule, ScheduleStatus, WaitFinished
 from gyre.trajectory.actor import TrajectoryActor, TrajectoryActorConfig
@@ -40,6 +40,7 @@ log = structlog.get_logger()
 FOREVER_S = float("inf")
 DRAIN_S = 600.0
 CELL_RESTARTS = 10
+LONGEST_REASON = 600
 
 
 class JobTree:
@@ -51,7 +52,9 @@ class JobTree:
         self._job = job
         self._resume = resume
         self._stack = AsyncExitStack()
-        self._node = Node(name="root")
+        # Short, because paths of sockets are bounded; the proxy's is in a folder that sandboxes can bind.
+        self._sockets = Path("/tmp") / f"gyre-{_digest(job)}"
+        self._node = Node(name="root", folder=self._sockets / "actors")
         self.checkpoint: Path | None = None
 
     async def __aenter__(self) -> Self:
@@ -62,6 +65,10 @@ class JobTree:
 
     async def __aexit__(self, *error: object) -> bool | None:
         return await self._stack.__aexit__(*error)  # type: ignore[arg-type]
+
+    def kill(self) -> None:
+        """Ends everything at once, without asking: leaving the block is quick then."""
+        self._node.kill()
 
     async def wait(self) -> None:
         """Until all steps are done, or the job was drained."""
@@ -104,8 +111,8 @@ class JobTree:
         folder = await asyncio.to_thread(_model, job)
         first_step = await asyncio.to_thread(self._find_checkpoint)
         journal = await stack.enter_async_context(Journal(job.run_dir / "journal.db"))
-        shared = SharedMemory(_shm_folder(job))
-        stack.callback(shared.sweep)
+        stack.enter_context(_own_folder(_shm_folder(job)))
+        stack.enter_context(_own_folder(self._sockets, "actors", "proxy"))
         await stack.enter_async_context(self._node)
         if self._resume:
             await journal.write(RewindSteps(step=first_step))
@@ -129,7 +136,8 @@ class JobTree:
             "trajectory", partial(TrajectoryActor, trajectory_config, journal, self._queue)
         )
         await self._trajectory.ask(SetWaterlevel(ref=self._waterlevel))
-        self._proxy = await self._spawn("proxy", partial(ProxyActor, _proxy(job, folder), self._trajectory))
+        proxy_config = _proxy(job, folder, self._sockets / "proxy" / "proxy.sock")
+        self._proxy = await self._spawn("proxy", partial(ProxyActor, proxy_config, self._trajectory))
         harness_config = HarnessActorConfig(
             harness=job.harness,
             tasks=job.tasks,
@@ -195,10 +203,12 @@ class JobTree:
 
 
 def reason(error: BaseException) -> str:
-    """Why a job failed, for a person: the first cause, without the layers it came through."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+    """Why a job failed, for a person: where it began, in one line."""
+    first = ExitReason.of(error).first
+    # The messages of our own errors say what, where and what to do.
+    ours = first.type_name.startswith("gyre.") and first.message
+    text = " ".join((first.message if ours else first.brief).split())
+    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
 
 
 def _model(job: Job) -> Path:
@@ -225,12 +235,9 @@ def _waterlevel(job: Job, first_step: int) -> WaterlevelActorConfig:
     )
 
 
-def _proxy(job: Job, folder: Path) -> ProxyActorConfig:
+def _proxy(job: Job, folder: Path, unix_socket: Path) -> ProxyActorConfig:
     rollout = job.rollout
     positions = json.loads((folder / "config.json").read_bytes()).get("max_position_embeddings", 0)
-    # A folder of its own, because a sandbox binds the folder; short, because such paths are bounded.
-    sockets = Path("/tmp") / f"gyre-{_digest(job)}"
-    sockets.mkdir(mode=0o700, exist_ok=True)
     return ProxyActorConfig(
         proxy=job.harness.proxy,
         tokenizer=folder,
@@ -243,7 +250,7 @@ def _proxy(job: Job, folder: Path) -> ProxyActorConfig:
         ),
         window_tokens=min(job.model.context_tokens, rollout.kv_tokens, positions or job.model.context_tokens),
         model_name="policy",
-        unix_socket=sockets / "proxy.sock",
+        unix_socket=unix_socket,
     )
 
 
@@ -264,8 +271,20 @@ def _setup(job: Job, folder: Path, logs: Path) -> CellSetup:
 
 
 def _shm_folder(job: Job) -> Path:
-    """One per run folder, whose journal is locked: what a killed job left there is ours to remove."""
     return Path("/dev/shm") / f"gyre-{_digest(job)}"
+
+
+@contextmanager
+def _own_folder(path: Path, *subfolders: str) -> Iterator[None]:
+    """Empty at first, gone in the end. Its name is made of the run folder's, whose journal is locked: what a
+    killed job left there is ours to remove."""
+    shutil.rmtree(path, ignore_errors=True)
+    for folder in (path, *(path / name for name in subfolders)):
+        folder.mkdir(mode=0o700)
+    try:
+        yield
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _digest(job: Job) -> str:

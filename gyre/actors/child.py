@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import ctypes
 import importlib
 import os
@@ -11,7 +13,7 @@ import sys
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -149,7 +151,17 @@ def main() -> None:
         os.environ["PYTHONPATH"] = boot.python_path
     child = _Child(boot)
     child.load()
-    sys.exit(run(child.main()))
+    _exit(run(child.main()))
+
+
+def _exit(code: int) -> NoReturn:
+    """Without taking the interpreter apart: after torch was imported that takes seconds, and everything that
+    is to end in order has, in the actor's `stopping` or by `atexit`."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

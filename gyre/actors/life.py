@@ -275,6 +275,8 @@ class Life(LocalTarget):
                         await asyncio.wait(tasks)
                     await self.actor.stopping()
             if self._family is not None:
+                if self._killed:
+                    self._family.kill()
                 await self._family.close()
         except asyncio.CancelledError:
             pass  # killed

@@ -73,7 +73,7 @@ class Node:
         self._exits: dict[int, ExitReason] = {}
         # Ids of messages and lives: unique over the nodes of a job without a word between them.
         self.new_id: Callable[[], int] = itertools.count((secrets.randbits(30) << 32) + 1).__next__
-        self._supervision = supervision or Supervision()
+        self._family = Family(self, name, supervision or Supervision(), self._fail, _ignore)
         self._failed: NodeFailed | None = None
         self._owner: asyncio.Task[object] | None = None
         self._in_body = False
@@ -91,6 +91,10 @@ class Node:
     async def stop(self, ref: Ref) -> None:
         """Stops a top-level actor and forgets it."""
         await self._family.stop(ref.name)
+
+    def kill(self) -> None:
+        """Ends all actors and processes at once, without asking; leaving the node is quick then."""
+        self._family.kill()
 
     async def failed(self) -> NoReturn:
         """Waits for the node's failure and raises it."""
@@ -112,7 +116,6 @@ class Node:
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
         self._failure: asyncio.Future[NodeFailed] = self.loop.create_future()
-        self._family = Family(self, self.name, self._supervision, self._fail, _ignore)
         self._owner = asyncio.current_task()
         self._cancels = self._owner.cancelling() if self._owner is not None else 0
         self._in_body = True

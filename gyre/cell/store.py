@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,15 +35,19 @@ class StoreActor(Actor):
 
     def __init__(self, config: StoreConfig) -> None:
         self._host = config.host
-        self._store: TCPStore | None = None
+        self._opening: asyncio.Task[TCPStore]
 
     async def started(self) -> None:
+        # Not awaited: cells start beside it, and importing torch takes seconds.
+        self._opening = self.context.run(asyncio.to_thread(self._open), name="open")
+
+    @handles(GetStoreAddress, concurrent=True)
+    async def address(self, message: GetStoreAddress) -> StoreAddress:
+        store = await asyncio.shield(self._opening)
+        return StoreAddress(host=self._host, port=store.port)
+
+    def _open(self) -> TCPStore:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         # Bound and held by the store itself: no port is picked before it is used.
-        self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
-
-    @handles(GetStoreAddress)
-    async def address(self, message: GetStoreAddress) -> StoreAddress:
-        assert self._store is not None
-        return StoreAddress(host=self._host, port=self._store.port)
+        return TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
