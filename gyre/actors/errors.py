@@ -44,6 +44,12 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True):
         return reason
 
     @property
+    def traces(self) -> list[str]:
+        """The tracebacks of this and of its causes, the first cause last."""
+        deeper = [] if self.cause is None else self.cause.traces
+        return [self.traceback, *deeper] if self.traceback else deeper
+
+    @property
     def brief(self) -> str:
         """Where it began, in one line."""
         return " ".join(self.first._what.split())

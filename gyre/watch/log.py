@@ -80,7 +80,8 @@ def configure_child_logging(path: Path) -> EventLog:
 
 
 def line(event: Mapping[str, Any]) -> str:
-    """A plain line for people: time of day, level where it is not info, name, fields."""
+    """A plain line for people: time of day, level where it is not info, name, fields. Traces are for files,
+    long values are cut."""
     rest = {k: v for k, v in event.items() if k not in _OWN}
     fields = " ".join(f"{name}={_short(value)}" for name, value in rest.items())
     level = "" if event["level"] == "info" else f"{event['level']}: "
@@ -88,14 +89,18 @@ def line(event: Mapping[str, Any]) -> str:
     return f"{text}\n{event['exception']}" if "exception" in event else text
 
 
-_OWN = frozenset({"event", "level", "time", "monotonic_s", "job", "exception"})
+_OWN = frozenset({"event", "level", "time", "monotonic_s", "job", "exception", "trace"})
+_LONGEST_VALUE = 700
 
 
 def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = str(value)
-    return repr(text) if " " in text or not text else text
+    if len(text) > _LONGEST_VALUE:
+        text = f"{text[:_LONGEST_VALUE]}..."
+    # What a policy or a harness wrote is among it: no line break and no terminal's command comes through.
+    return text if text and " " not in text and text.isprintable() else repr(text)
 
 
 def _configure(log: EventLog, *before: Processor, **bound: str) -> None:

@@ -98,6 +98,21 @@ def test_without_a_terminal_each_event_is_a_plain_line(
     ]
 
 
+def test_a_line_has_no_trace_no_wall_of_text_and_no_commands_for_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging(tmp_path, False, "tidy")
+    structlog.get_logger().error(
+        "job_failed", reason="a\x1b[2Jb\nc", trace="Traceback\n  of layers", text="x" * 5000
+    )
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert shown[9:].startswith(r"error: job_failed reason='a\x1b[2Jb\nc' text=xxx")
+    assert shown.endswith("xxx...")
+    assert "Traceback" not in shown
+    (event,) = lines(tmp_path / "events.jsonl")
+    assert (event["trace"], len(event["text"])) == ("Traceback\n  of layers", 5000)
+
+
 def test_beside_a_terminal_view_only_warnings_are_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
