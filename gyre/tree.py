@@ -18,6 +18,7 @@ from gyre.actors import Actor, ChildSpec, ExitReason, Node, ProcessSpec, Ref, Su
 from gyre.cell import CellActorConfig
 from gyre.cell.checkpoints import CheckpointFolder, check
 from gyre.cell.engine.base import SamplingParams
+from gyre.cell.model_folder import check_model_folder
 from gyre.cell.recipes import model_folder
 from gyre.cell.store import StoreConfig
 from gyre.cell.worker_messages import CellSetup
@@ -212,10 +213,14 @@ def reason(error: BaseException) -> str:
 
 
 def _model(job: Job) -> Path:
+    """The policy's folder, whole. Raises RecipeError, ModelFolderError."""
     if job.model.path is not None:
+        check_model_folder(job.model.path)
         return job.model.path
     assert job.model.recipe is not None
-    return model_folder(job.model.recipe)
+    folder = model_folder(job.model.recipe)
+    check_model_folder(folder, f"remove the folder, and {job.model.recipe} writes it again")
+    return folder
 
 
 def _waterlevel(job: Job, first_step: int) -> WaterlevelActorConfig:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from gyre.cell.model_folder import safetensors_header
 from gyre.job.tables import Job
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -108,12 +107,9 @@ def model_shape(folder: Path) -> ModelShape | None:
         kv_values = 2 * config["num_hidden_layers"] * kv_heads * head_dim
         parameters = sum(_parameters(file) for file in sorted(folder.glob("*.safetensors")))
         return ModelShape(parameters=parameters, kv_values_per_token=kv_values) if parameters else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         return None
 
 
 def _parameters(file: Path) -> int:
-    with file.open("rb") as stream:
-        (header_bytes,) = struct.unpack("<Q", stream.read(8))
-        header: dict[str, Any] = json.loads(stream.read(min(header_bytes, 100_000_000)))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return sum(math.prod(entry["shape"]) for entry in safetensors_header(file).values())
