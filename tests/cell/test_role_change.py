@@ -1,0 +1,108 @@
+"""A role change: its states, in order, and what a failing one leaves."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from gyre.cell.messages import Snapshot
+from gyre.cell.role_change import RoleChange
+from gyre.cell.worker_messages import (
+    BeginTraining,
+    BuildGroup,
+    EndTraining,
+    SleepEngine,
+    UpdateEngine,
+    WakeEngine,
+)
+from tests.cell.scripted import Ranks, region
+
+GROUP = BuildGroup(host="127.0.0.1", port=1, prefix="cell1/life1/group1")
+TRAINING, PUBLISHED = 5, 3
+
+
+class Change:
+    """A change and all that it did, one after another."""
+
+    def __init__(self) -> None:
+        self.ranks = Ranks()
+        self.change = RoleChange(
+            1, ranks=self.ranks.all, group=self._group, pull=self._pull, release=self._release
+        )
+
+    async def _group(self) -> BuildGroup:
+        return GROUP
+
+    async def _pull(self, kind: Literal["training", "published"]) -> Snapshot:
+        self.ranks.asked.append(f"pull {kind}")
+        version = TRAINING if kind == "training" else PUBLISHED
+        return Snapshot(version=version, region=region(f"w{version}"), lease=7)
+
+    async def _release(self, snapshot: Snapshot) -> None:
+        self.ranks.asked.append(f"release {snapshot.lease}")
+
+    @property
+    def done(self) -> list[Any]:
+        return self.ranks.asked
+
+
+async def test_to_train() -> None:
+    made = Change()
+    changed = await made.change.to_train()
+    assert made.done == [
+        SleepEngine(),
+        GROUP,
+        "pull training",
+        BeginTraining(version=TRAINING, region=region("w5")),
+        "release 7",
+    ]
+    assert (changed.cell, changed.role, changed.version) == (1, "train", TRAINING)
+    assert list(changed.states_s) == ["sleep_engines", "build_group", "pull_weights", "begin_training"]
+    assert changed.seconds == pytest.approx(sum(changed.states_s.values()), abs=1e-3)
+    assert made.change.state == "done"
+
+
+async def test_to_rollout() -> None:
+    made = Change()
+    changed = await made.change.to_rollout()
+    assert made.done == [
+        EndTraining(),
+        GROUP,
+        "pull published",
+        WakeEngine(version=PUBLISHED, region=region("w3")),
+        "release 7",
+    ]
+    assert (changed.cell, changed.role, changed.version) == (1, "rollout", PUBLISHED)
+    assert list(changed.states_s) == ["end_training", "build_group", "pull_weights", "wake_engines"]
+
+
+async def test_an_update_changes_no_role() -> None:
+    made = Change()
+    changed = await made.change.update()
+    assert made.done == [
+        "pull published",
+        UpdateEngine(version=PUBLISHED, region=region("w3")),
+        "release 7",
+    ]
+    assert (changed.role, changed.version) == ("rollout", PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    ("direction", "failing", "state", "done"),
+    [
+        ("to_train", SleepEngine, "sleep_engines", 1),
+        ("to_train", BuildGroup, "build_group", 2),
+        ("to_train", BeginTraining, "begin_training", 4),
+        ("to_rollout", EndTraining, "end_training", 1),
+        ("to_rollout", WakeEngine, "wake_engines", 4),
+        ("update", UpdateEngine, "update_engines", 2),
+    ],
+)
+async def test_a_state_that_fails_is_the_last(direction: str, failing: type, state: str, done: int) -> None:
+    made = Change()
+    made.ranks.fail[failing] = RuntimeError("out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await getattr(made.change, direction)()
+    assert made.change.state == state
+    assert len(made.done) == done
