@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 CACHE = Path.home() / ".cache" / "gyre" / "models"
+# What a recipe may raise: one that calls sys.exit must not end the job without a word.
+FAULTS = (Exception, SystemExit)
 
 
 class RecipeError(Exception):
@@ -30,7 +32,7 @@ def load_function(name: str) -> Callable[..., Any]:
     place, _, function = name.rpartition(":")
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:
+    except FAULTS as error:
         fix = "name it as file.py:function or package.module:function"
         raise RecipeError(name, f"cannot be imported ({type(error).__name__}: {error})", fix) from error
     found = getattr(module, function, None)
@@ -53,7 +55,7 @@ def model_folder(recipe: str, cache: Path = CACHE) -> Path:
     draft.mkdir(parents=True)
     try:
         write(draft)
-    except Exception as error:
+    except FAULTS as error:
         problem = f"raised {type(error).__name__}: {error}"
         raise RecipeError(recipe, problem, "it is called with (folder) and writes a model there") from error
     draft.rename(folder)

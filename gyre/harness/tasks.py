@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from gyre.cell.recipes import load_function
+from gyre.cell.recipes import FAULTS, load_function
 
 PROMPT = "prompt.md"
 WORKSPACE = "workspace"
@@ -65,7 +65,7 @@ def write_recipe(recipe: str, folder: Path, count: int, seed: int) -> None:
     draft.mkdir()
     try:
         write(draft, count, seed)
-    except Exception as error:
+    except FAULTS as error:
         fix = "it is called with (folder, count, seed) and writes one folder a task"
         raise TasksError(recipe, f"raised {type(error).__name__}: {error}", fix) from error
     draft.rename(folder)

@@ -12,21 +12,22 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gyre.cell.config import WarmStartConfig
-from gyre.cell.recipes import load_function
+from gyre.cell.recipes import FAULTS, RecipeError, load_function
 
 IGNORED = -100
+DEMOS_FIX = 'it is called without arguments and yields conversations {"messages", "tools"} without end'
 
 
 def warm_start(model: PreTrainedModel, folder: Path, config: WarmStartConfig) -> float:
     """Trains `model` in place to say what the assistant says in each demonstration `{"messages", "tools"}`.
     Returns the last loss. Raises RecipeError."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    demos = load_function(config.demos)()
+    demos = _endless(config.demos)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
     model.train()
     loss = torch.zeros(())
     for step in range(config.steps):
-        token_ids, labels = _batch(tokenizer, islice(demos, config.batch), model.device)
+        token_ids, labels = _batch(tokenizer, config.demos, islice(demos, config.batch), model.device)
         for group in optimizer.param_groups:
             group["lr"] = config.lr * min(1.0, (step + 1) / 20) * max(0.1, 1.0 - step / config.steps)
         loss = model(input_ids=token_ids, labels=labels, use_cache=False).loss
@@ -38,11 +39,24 @@ def warm_start(model: PreTrainedModel, folder: Path, config: WarmStartConfig) ->
     return float(loss.detach())
 
 
+def _endless(name: str) -> Iterator[dict[str, Any]]:
+    count = 0
+    try:
+        for demo in load_function(name)():
+            yield demo
+            count += 1
+    except FAULTS as error:
+        if isinstance(error, RecipeError):
+            raise
+        raise RecipeError(name, f"raised {type(error).__name__}: {error}", DEMOS_FIX) from error
+    raise RecipeError(name, f"ended after {count} conversations", DEMOS_FIX)
+
+
 def _batch(
-    tokenizer: PreTrainedTokenizerBase, demos: Iterator[dict[str, Any]], device: torch.device
+    tokenizer: PreTrainedTokenizerBase, name: str, demos: Iterator[dict[str, Any]], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Token ids int64[N, T], padded, and labels int64[N, T]: the ids where the assistant speaks."""
-    rows = [_encode(tokenizer, demo["messages"], demo.get("tools")) for demo in demos]
+    rows = [_row(tokenizer, name, demo) for demo in demos]
     longest = max(len(ids) for ids, _ in rows)
     token_ids = torch.zeros(len(rows), longest, dtype=torch.int64)
     labels = torch.full((len(rows), longest), IGNORED)
@@ -50,6 +64,18 @@ def _batch(
         token_ids[row, : len(ids)] = torch.tensor(ids)
         labels[row, : len(ids)] = torch.where(torch.tensor(spoken), torch.tensor(ids), IGNORED)
     return token_ids.to(device), labels.to(device)
+
+
+def _row(tokenizer: PreTrainedTokenizerBase, name: str, demo: Any) -> tuple[list[int], list[bool]]:
+    try:
+        ids, spoken = _encode(tokenizer, demo["messages"], demo.get("tools"))
+    except Exception as error:
+        # A chat template may raise anything.
+        problem = f"yielded what the chat template cannot show ({type(error).__name__}: {error})"
+        raise RecipeError(name, problem, DEMOS_FIX) from error
+    if not ids:
+        raise RecipeError(name, "yielded a conversation in which no assistant speaks", DEMOS_FIX)
+    return ids, spoken
 
 
 def _encode(
