@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +72,6 @@ class House:
 
     async def commit(self, step: int) -> int:
         return await self.core.commit(complete(step))
-
-
-@pytest.fixture
-def shm() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="gyre-test-", dir="/dev/shm") as parent:
-        yield Path(parent) / "regions"
 
 
 @pytest.fixture
