@@ -5,16 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-FOLDER_OF = {
-    "csv": "data",
-    "json": "data",
-    "md": "docs",
-    "txt": "docs",
-    "png": "images",
-    "jpg": "images",
-    "py": "code",
-    "sh": "code",
-}
+FOLDER_OF = {"csv": "data", "md": "docs", "png": "images", "py": "code"}
 
 
 def score(workspace: str) -> float:

@@ -6,16 +6,7 @@ import random
 from pathlib import Path
 
 PROMPT = "tidy the inbox"
-FOLDER_OF = {
-    "csv": "data",
-    "json": "data",
-    "md": "docs",
-    "txt": "docs",
-    "png": "images",
-    "jpg": "images",
-    "py": "code",
-    "sh": "code",
-}
+FOLDER_OF = {"csv": "data", "md": "docs", "png": "images", "py": "code"}
 BOX_ITEMS = 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -39,7 +39,7 @@ PLACES = load("tasks").FOLDER_OF
 
 
 def use(tool: str, argument: str, number: int = 0) -> Message:
-    name = {"put": "folder", "delegate": "prompt"}.get(tool, "x")
+    name = {"put": "entry", "delegate": "prompt"}.get(tool, "x")
     function = {"name": tool, "arguments": json.dumps({name: argument})}
     return {
         "role": "assistant",
@@ -63,7 +63,7 @@ def wise(messages: list[Message], tools: list[Message] | None) -> Message:
     item = here.removeprefix("next: ")
     if item == "box":
         return use("delegate", "file the box", len(messages))
-    return use("put", PLACES[item.rpartition(".")[2]], len(messages))
+    return use("put", harness.entry(item, PLACES[item.rpartition(".")[2]]), len(messages))
 
 
 class Play:
@@ -146,12 +146,13 @@ def call(**function: str) -> Message:
 
 
 BROKEN = [
-    (use("put", "nowhere"), harness.UNKNOWN_FOLDER),
+    (use("put", "csv nowhere"), harness.UNKNOWN_ENTRY),
+    (use("put", "md data"), harness.UNKNOWN_ENTRY),
     (use("burn", "data"), harness.UNKNOWN_TOOL),
     (use("delegate", "now"), harness.NOT_A_BOX),
-    (call(name="put", arguments='{"folder": '), harness.UNKNOWN_FOLDER),
-    (call(name="put", arguments="[3]"), harness.UNKNOWN_FOLDER),
-    (call(name="put"), harness.UNKNOWN_FOLDER),
+    (call(name="put", arguments='{"entry": '), harness.UNKNOWN_ENTRY),
+    (call(name="put", arguments="[3]"), harness.UNKNOWN_ENTRY),
+    (call(name="put"), harness.UNKNOWN_ENTRY),
     (call(), harness.UNKNOWN_TOOL),
 ]
 
@@ -164,10 +165,12 @@ def test_a_broken_tool_call_gets_an_error_and_the_run_goes_on(answer: Message, r
     assert play.moves == [("a1.csv", "data")]
 
 
-def test_an_answer_without_a_tool_call_ends_the_run() -> None:
-    play = Play(use("put", "docs"), say("enough"))
+def test_an_agent_that_stops_early_is_reminded_and_then_let_go() -> None:
+    play = Play(use("put", "csv docs"), say("enough"), say("enough"), say("enough"), tokens=1)
     assert play.run(["a1.csv", "b2.md"], ["c3.png"]) == "enough"
     assert play.moves == [("a1.csv", "docs")]
+    told = [m["content"] for m in play.requests[-1][0] if m["role"] == "user"]
+    assert told[1:] == ["use a tool\nnext: b2.md"] * harness.REMINDERS
 
 
 def test_turns_are_limited() -> None:
