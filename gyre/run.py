@@ -64,7 +64,10 @@ async def run_job(job: Job, resume: bool) -> int:
                 raise
             log.error("job_failed", reason=reason(error), trace=ExitReason.of(error).traces)
             return FAILED
-    write_summary(job.run_dir, summary)
+    try:
+        write_summary(job.run_dir, summary)
+    except OSError as error:
+        log.warning("summary_not_written", reason=str(error))
     return INTERRUPTED if drained else 0
 
 

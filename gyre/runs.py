@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -23,8 +25,10 @@ def prepare_run_folder(folder: Path, job_toml: str, *, resume: bool) -> None:
     if resume and not journal.exists():
         raise RunFolderError(folder, "there is no run to resume: leave --resume away to start one")
     try:
-        if not resume and journal.exists():
-            _set_aside(folder)
+        if journal.exists():
+            with _unused(folder):
+                if not resume:
+                    folder.rename(folder.with_name(f"{folder.name}.{datetime.now():%Y%m%d-%H%M%S.%f}"))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.toml").write_text(job_toml, encoding="utf-8")
     except OSError as error:
@@ -32,12 +36,13 @@ def prepare_run_folder(folder: Path, job_toml: str, *, resume: bool) -> None:
         raise RunFolderError(folder, problem) from error
 
 
-def _set_aside(folder: Path) -> None:
-    # The journal's lock: a run that lives is not moved away under its feet.
-    descriptor = os.open(folder / "journal.db.lock", os.O_RDWR | os.O_CREAT, 0o600)
+@contextmanager
+def _unused(folder: Path) -> Iterator[None]:
+    """The journal's lock is held: nothing is changed under the feet of a job that lives."""
+    descriptor = os.open(folder / "journal.db.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        folder.rename(folder.with_name(f"{folder.name}.{datetime.now():%Y%m%d-%H%M%S.%f}"))
+        yield
     except BlockingIOError as error:
         raise RunFolderError(folder, "another job runs there: set name or run_dir to another") from error
     finally:

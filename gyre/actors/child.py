@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import ctypes
 import importlib
+import io
 import os
 import signal
 import sys
@@ -141,7 +142,22 @@ async def _live(life: Running, parent: Parent, shutdown_s: float) -> ExitReason:
     return await life.ended
 
 
+class _Log(io.RawIOBase):
+    """What this process prints goes to its log. On a full disk it is lost, and whoever prints goes on."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(OSError):
+            os.write(1, data)
+        return len(data)
+
+
 def main() -> None:
+    sys.stdout = sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(_Log()), encoding="utf-8", errors="backslashreplace", line_buffering=True
+    )
     boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Boot)
     die_with_parent(boot.parent_pid)
     sys.path[:] = boot.sys_path

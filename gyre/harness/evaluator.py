@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import structlog
 from gyre.harness.commands import base_environment, fill, named_files
 from gyre.harness.config import EvaluatorConfig
 from gyre.harness.output import Output
+from gyre.harness.room import with_room
 from gyre.harness.sandbox import Confined, Mount, Sandbox, run
 from gyre.harness.score import ScoreError, junit_score, last_line_score
 from gyre.harness.workspace import WorkspaceTooLarge, copy_tree, remove_tree
@@ -64,16 +66,20 @@ class Evaluator:
     async def _attempt(self, left: Left) -> float:
         folder = left.folder / "evaluation"
         try:
-            await asyncio.to_thread(self._prepare, left, folder)
+            await with_room(partial(self._prepare, left, folder), left.execution)
             return await self._run(left, folder)
         finally:
             await asyncio.to_thread(remove_tree, folder)
 
     def _prepare(self, left: Left, folder: Path) -> None:
         remove_tree(folder)
-        copy_tree(left.workspace, folder / "workspace", self._max_bytes)
-        for name in ("report", "home", "tmp"):
-            (folder / name).mkdir()
+        try:
+            copy_tree(left.workspace, folder / "workspace", self._max_bytes)
+            for name in ("report", "home", "tmp"):
+                (folder / name).mkdir()
+        except BaseException:
+            remove_tree(folder)
+            raise
 
     async def _run(self, left: Left, folder: Path) -> float:
         output = Output()

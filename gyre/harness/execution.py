@@ -17,6 +17,7 @@ from gyre.harness.config import HarnessConfig
 from gyre.harness.evaluator import EvaluationFailed, Evaluator, Left
 from gyre.harness.output import Output
 from gyre.harness.process import Exit
+from gyre.harness.room import with_room
 from gyre.harness.sandbox import Confined, Mount, Sandbox, run
 from gyre.harness.tasks import Task
 from gyre.harness.workspace import WorkspaceTooLarge, copy_tree, remove_tree
@@ -108,7 +109,7 @@ class ExecutionActor(Actor):
 
     async def _attempt(self) -> Exit:
         try:
-            await asyncio.to_thread(self._prepare)
+            await with_room(self._prepare, self._spec.execution)
             output = Output(self._folder / "harness.log")
         except (OSError, WorkspaceTooLarge) as error:
             return Exit(kind="never_started", detail=f"its workspace cannot be made: {error}")
@@ -129,8 +130,18 @@ class ExecutionActor(Actor):
 
     def _prepare(self) -> None:
         """A fresh workspace, whatever an earlier attempt or life of the job left."""
+        self._clear()
+        try:
+            self._fill()
+        except BaseException:
+            self._clear()
+            raise
+
+    def _clear(self) -> None:
         for name in ("workspace", "home", "tmp"):
             remove_tree(self._folder / name)
+
+    def _fill(self) -> None:
         source, target = self._task.workspace, self._folder / "workspace"
         if source is not None:
             copy_tree(source, target, self._around.config.max_workspace_bytes)
@@ -218,10 +229,8 @@ class ExecutionActor(Actor):
 
     def _tidy(self, result: ExecutionResult) -> None:
         """What was left stays where somebody may want to look at it."""
-        if self._around.config.keep or result.score is None or result.reason == "never_started":
-            return
-        for name in ("workspace", "home", "tmp"):
-            remove_tree(self._folder / name)
+        if not (self._around.config.keep or result.score is None or result.reason == "never_started"):
+            self._clear()
 
     def _mark(self) -> str:
         return f"{self._around.guard}{self._spec.execution}/{self._spec.attempt}/"

@@ -39,6 +39,8 @@ log = structlog.get_logger()
 # Encoding more than this is moved off the event loop, which all calls share.
 _ENCODE_INLINE_CHARACTERS = 32_768
 _CLOSED_KEYS = 65_536
+# The journal answers when it has written, and a full disk can make that long.
+_RECORD_S = 24 * 3600.0
 
 
 class RunTask(Protocol):
@@ -181,7 +183,7 @@ class CallDesk:
         answer = self._codec.decode_answer(sample.token_ids, flight.call, parse_tools=request.parse_tools)
         record = _record(execution.name, flight, prompt, sample, answer, started_s)
         try:
-            await self._trajectory.ask(RecordCall(record=record))
+            await self._trajectory.ask(RecordCall(record=record), timeout_s=_RECORD_S)
         except ActorError as error:
             raise unavailable(f"the call could not be recorded: {error}") from error
         execution.index.add(

@@ -32,13 +32,14 @@ def test_it_trains_on_what_is_demonstrated(folder: Path, tmp_path: Path) -> None
     assert 0.0 < run(folder, tmp_path, f"while True: yield {TALK}") < 20.0
 
 
+SILENT = "while True: yield {'messages': [{'role': 'user', 'content': 'a'}]}"
 FAULTS = {
     "raise OSError('no demos')": r"raised OSError: no demos; it is called without arguments",
     f"yield {TALK}; import sys; sys.exit('enough')": r"raised SystemExit: enough",
     f"yield from [{TALK}] * 5": r"ended after 5 conversations",
     "return 7": r"raised TypeError: 'int' object is not iterable",
     "while True: yield ['hello']": r"yielded what the chat template cannot show \(TypeError",
-    "while True: yield {'messages': [{'role': 'user', 'content': 'a'}]}": r"yielded a conversation in which no assistant speaks",
+    SILENT: r"yielded a conversation in which no assistant speaks",
 }
 
 
