@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 
 from gyre.cell.checkpoints import check
 from gyre.cell.engine.base import EngineMetrics
-from gyre.cell.engine.memory import release_parameters
+from gyre.cell.engine.memory import release_parameters, return_memory
 from gyre.cell.engine.native import NativeEngine
 from gyre.cell.group import CellGroup
 from gyre.cell.model import end_token_ids, load_model, training_model
@@ -57,14 +58,13 @@ class Rank:
     def load(self, checkpoint: Path | None) -> Loaded:
         """Builds model and engine, which sleeps; on the core also the masters."""
         setup = self._setup
+        step = check(checkpoint) if checkpoint is not None else 0
         folder = checkpoint or setup.model_folder
         model = self._model = load_model(folder, setup.model.dtype, self._device)
         self._layout = Layout(shapes(model), model.dtype, self._config.rank, self._ranks)
-        step = 0
         if self._config.core:
             self._take_masters()
             if checkpoint is not None:
-                step = check(checkpoint)
                 load_optimizer(checkpoint, self._masters_, self._config.rank)
         rollout = setup.rollout
         window = min(setup.model.context_tokens, model.config.max_position_embeddings)
@@ -138,7 +138,11 @@ class Rank:
             del shards
 
     def end_training(self) -> None:
+        """Frees the training module. A sharded one is full of cycles: until they are collected it keeps its
+        memory, and sockets and threads of its group."""
         self._trainer = None
+        gc.collect()
+        return_memory(self._device)
 
     def micro_step(self, micro_step: MicroStep) -> MicroStepStats:
         stats = self._trainer_.micro_step(micro_step)

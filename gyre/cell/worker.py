@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -79,7 +80,11 @@ class RankWorker(Actor):
 
     @handles(LoadModel)
     async def load_model(self, message: LoadModel) -> Loaded:
-        return await self._on_device(partial(self._rank.load, message.checkpoint))
+        loaded = await self._on_device(partial(self._rank.load, message.checkpoint))
+        # What is there now stays; a collection that looks at all of torch takes tenths of a second.
+        gc.collect()
+        gc.freeze()
+        return loaded
 
     @handles(WarmStart)
     async def warm_start(self, message: WarmStart) -> float:
