@@ -19,13 +19,16 @@ class RunFolderError(Exception):
 
 
 def prepare_run_folder(folder: Path, job_toml: str, *, resume: bool) -> None:
-    """Makes it and writes the resolved job into it. An earlier run of that name is moved aside, unless it is
-    to be resumed. Raises RunFolderError."""
+    """Makes it and writes the resolved job into it. What an earlier run of that name left is moved aside,
+    unless it is to be resumed. Raises RunFolderError."""
     journal = folder / "journal.db"
     if resume and not journal.exists():
         raise RunFolderError(folder, "there is no run to resume: leave --resume away to start one")
+    if resume and journal.stat().st_size == 0:
+        fix = "restore it from a copy, or leave --resume away to start anew"
+        raise RunFolderError(folder, f"journal.db is empty, there is nothing to resume: {fix}")
     try:
-        if journal.exists():
+        if journal.exists() or (folder / "checkpoints").exists():
             with _unused(folder):
                 if not resume:
                     folder.rename(folder.with_name(f"{folder.name}.{datetime.now():%Y%m%d-%H%M%S.%f}"))

@@ -196,9 +196,12 @@ class JobTree:
         """The step to go on from."""
         if not self._resume:
             return 0
-        folder = CheckpointFolder(self._job.run_dir / "checkpoints", self._job.checkpoint.keep)
-        self.checkpoint = folder.newest_whole()
+        folder = self._job.run_dir / "checkpoints"
+        self.checkpoint = CheckpointFolder(folder, self._job.checkpoint.keep).newest_whole()
         step = check(self.checkpoint) if self.checkpoint is not None else 0
+        if self.checkpoint is None:
+            why = f"{folder} has no whole checkpoint: steps are made again from the journal's executions"
+            log.warning("resume_at_the_start", reason=why)
         log.info("resume", step=step, checkpoint=str(self.checkpoint or ""))
         return step
 

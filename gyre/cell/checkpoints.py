@@ -50,12 +50,14 @@ class CheckpointFolder:
         shutil.rmtree(partial, ignore_errors=True)
 
     def finish(self, partial: Path, step: int) -> Path:
-        """Seals what was filled and moves it to its place; old ones go. Returns the place."""
+        """Seals what was filled and moves it to its place; old ones go, and those of later steps, which an
+        earlier life of the job has left and this one had no use for. Returns the place."""
         _seal(partial, step)
         shutil.rmtree(self.path(step), ignore_errors=True)
         partial.rename(self.path(step))
-        for old in self.steps()[: -self._keep]:
-            shutil.rmtree(self.path(old), ignore_errors=True)
+        kept = [known for known in self.steps() if known <= step][-self._keep :]
+        for other in set(self.steps()).difference(kept):
+            shutil.rmtree(self.path(other), ignore_errors=True)
         return self.path(step)
 
     def steps(self) -> list[int]:

@@ -40,6 +40,14 @@ def test_the_newest_ones_are_kept(folder: CheckpointFolder, tmp_path: Path) -> N
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-000009", "step-000010"]
 
 
+def test_what_a_resumed_job_could_not_use_does_not_displace_what_it_saves(folder: CheckpointFolder) -> None:
+    for step in (7, 8, 9):
+        cut(save(folder, step) / WEIGHTS)
+    save(folder, 1)
+    assert folder.steps() == [1]
+    assert folder.newest_whole() == folder.path(1)
+
+
 def test_a_step_that_is_saved_again_is_the_new_one(folder: CheckpointFolder) -> None:
     save(folder, 1)
     partial = folder.begin(1)
