@@ -1,0 +1,265 @@
+"""CellActor over ranks that only write down what they are asked. With real ones: test_cell_two_ranks.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.actors import Actor, ActorDied, Ask, ChildSpec, Down, ExitReason, Node, Ref, RemoteError, handles
+from gyre.cell.actor import CellActor, CellActorConfig
+from gyre.cell.engine.base import EngineMetrics
+from gyre.cell.messages import (
+    EnterRollout,
+    EnterTrain,
+    GetSnapshot,
+    GetStatus,
+    Manifest,
+    Publish,
+    ReleaseSnapshot,
+    StageContribution,
+    UpdateWeights,
+)
+from gyre.cell.worker_messages import (
+    AddShard,
+    BeginTraining,
+    BuildGroup,
+    CheckShard,
+    GetRankStatus,
+    RankStatus,
+    StagedShard,
+    StageGradients,
+    TrainMicroStep,
+    WakeEngine,
+    WriteSnapshot,
+)
+from gyre.loss import MicroStepStats
+from gyre.rdma import RegionHandle, SharedMemory
+from tests.cell.parts import cell_setup
+from tests.cell.scripted import Ranks, ScriptedQueue, lease
+
+MANIFEST = Manifest(
+    step=0,
+    cell=1,
+    incarnation=1,
+    version=0,
+    micro_steps=("0.g000000.0",),
+    tokens=(1,),
+    checksums=(11, 12),
+    stats=MicroStepStats(),
+)
+
+
+class Cell(CellActor):
+    """Its ranks are not started."""
+
+    def __init__(self, config: CellActorConfig, ranks: Ranks) -> None:
+        self.ranks = ranks
+        super().__init__(config)
+
+    async def started(self) -> None:
+        if self._core is not None:
+            await self._core.first_snapshot(0, resumed=False)
+        self.ranks.asked.clear()
+
+    async def _ask_ranks(self, message: Ask[Any], timeout_s: float = 0.0) -> list[Any]:
+        return await self.ranks.all(message)
+
+    async def _ask_rank(self, rank: int, message: Ask[Any]) -> Any:
+        return await self.ranks.one(rank, message)
+
+    async def _next_group(self) -> BuildGroup:
+        self._generation += 1
+        return BuildGroup(host="127.0.0.1", port=1, prefix=f"group{self._generation}")
+
+
+class Witness(Actor):
+    """Monitors an actor, so that its death is told and not the node's failure."""
+
+    def __init__(self, of: Ref) -> None:
+        self._of = of
+        self.reason: asyncio.Future[ExitReason] = asyncio.get_running_loop().create_future()
+
+    async def started(self) -> None:
+        self.context.monitor(self._of)
+
+    @handles(Down)
+    async def down(self, message: Down) -> None:
+        self.reason.set_result(message.reason)
+
+
+class House:
+    """A core and a satellite whose regions are real."""
+
+    def __init__(self, node: Node, shm: Path, tmp_path: Path) -> None:
+        self.node = node
+        self.shared = SharedMemory(shm)
+        self.shm = shm
+        self.queue = ScriptedQueue()
+        self.setup = cell_setup(Path("model"), shm, tmp_path / "checkpoints", ranks=2)
+        metrics = EngineMetrics(running=2, generated_tokens=50)
+        self.ranks = [
+            Ranks(
+                2,
+                {
+                    WriteSnapshot: lambda m: self.write(f"w{m.version}"),
+                    CheckShard: True,
+                    StageGradients: lambda m: StagedShard(region=self.write(m.name), checksum=1),
+                    GetRankStatus: RankStatus(engine=metrics, train_busy_s=0.0, trained_tokens=0),
+                },
+            )
+            for _ in range(2)
+        ]
+        self.cells: list[Ref] = []
+        self.deaths: list[asyncio.Future[ExitReason]] = []
+
+    def write(self, name: str) -> RegionHandle:
+        with self.shared.allocate(name, 4) as region:
+            return region.handle
+
+    async def start(self) -> None:
+        queue = await self.node.spawn(ChildSpec(name="queue", start=lambda: self.queue, restart="temporary"))
+        for cell, ranks in enumerate(self.ranks):
+            config = CellActorConfig(
+                setup=self.setup,
+                cell=cell,
+                waterlevel=queue,
+                queue=queue,
+                stores=queue,
+                core=self.cells[0] if cell else None,
+            )
+            actor = Cell(config, ranks)
+            ref = await self.node.spawn(
+                ChildSpec(name=f"cell-{cell}", start=lambda actor=actor: actor, restart="temporary")
+            )
+            self.cells.append(ref)
+            witness = Witness(ref)
+            await self.node.spawn(ChildSpec(name=f"witness-{cell}", start=lambda witness=witness: witness))
+            self.deaths.append(witness.reason)
+
+    def contribution(self) -> StageContribution:
+        return StageContribution(manifest=MANIFEST, regions=(self.write("g-r0"), self.write("g-r1")))
+
+    def regions(self) -> set[str]:
+        return {path.name for path in self.shm.iterdir()}
+
+
+@pytest.fixture
+async def house(shm: Path, tmp_path: Path) -> AsyncIterator[House]:
+    async with Node(name="test") as node:
+        made = House(node, shm, tmp_path)
+        await made.start()
+        yield made
+
+
+async def test_a_cell_changes_its_role_and_back(house: House) -> None:
+    cell = house.cells[1]
+    changed = await cell.ask(EnterTrain())
+    assert (changed.cell, changed.role, changed.version) == (1, "train", 0)
+    assert (await cell.ask(GetStatus())).role == "train"
+    changed = await cell.ask(EnterRollout())
+    assert changed.role == "rollout"
+    assert house.ranks[1].names == [
+        "SleepEngine",
+        "BuildGroup",
+        "BeginTraining",
+        "GetRankStatus",
+        "EndTraining",
+        "BuildGroup",
+        "WakeEngine",
+    ]
+    groups = [m.prefix for m in house.ranks[1].asked if isinstance(m, BuildGroup)]
+    assert groups == ["group1", "group2"]
+
+
+async def test_a_cell_in_train_role_claims_and_hands_over_before_it_returns(house: House) -> None:
+    house.queue._script = [lease(1)]
+    await house.cells[1].ask(EnterTrain())
+    await house.queue.drained.wait()
+    await house.cells[1].ask(EnterRollout())
+    assert house.ranks[1].names[3:6] == ["TrainMicroStep", "StageGradients", "EndTraining"]
+    assert house.ranks[0].names == ["CheckShard@0", "CheckShard@1", "AddShard@0", "AddShard@1"]
+    assert (await house.cells[1].ask(GetStatus())).micro_steps == 1
+    assert house.regions() == {"w0"}
+
+
+async def test_a_snapshot_is_released_when_it_is_loaded(house: House) -> None:
+    for change in (EnterTrain(), EnterRollout(), UpdateWeights()):
+        await house.cells[1].ask(change)
+    # Answered after the releases before it.
+    await house.cells[0].ask(GetStatus())
+    core = house.node.lookup("cell-0")
+    assert core is not None
+    assert core.target.actor._core._shelf._leases == {}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("failing", [BeginTraining, WakeEngine])
+async def test_a_change_that_fails_is_the_cells_end(house: House, failing: type) -> None:
+    house.ranks[1].fail[failing] = RuntimeError("out of memory")
+    with pytest.raises((RemoteError, ActorDied), match="out of memory"):
+        await house.cells[1].ask(EnterTrain())
+        await house.cells[1].ask(EnterRollout())
+    assert "out of memory" in str(await house.deaths[1])
+    assert not house.deaths[0].done()
+
+
+async def test_a_micro_step_that_fails_is_the_cells_end(house: House) -> None:
+    house.queue._script = [lease(1)]
+    house.ranks[1].fail[TrainMicroStep] = FloatingPointError("micro-step 0.g000000.1: the loss is nan")
+    await house.cells[1].ask(EnterTrain())
+    assert "micro-step 0.g000000.1" in str(await house.deaths[1])
+
+
+async def test_a_rank_that_dies_is_the_cells_end(house: House) -> None:
+    cell = house.cells[1].target
+    reason = ExitReason(kind="signal", message="killed by SIGKILL")
+    cell.deliver(Down(ref=house.cells[0], reason=reason))  # type: ignore[attr-defined]
+    assert "a rank died" in str(await house.deaths[1])
+
+
+async def test_a_contribution_is_added_whole_though_its_sender_died(house: House) -> None:
+    reached, gate = house.ranks[0].gate(AddShard)
+    asking = asyncio.create_task(house.cells[0].ask(house.contribution()))
+    await reached.wait()
+    asking.cancel()
+    with suppress(asyncio.CancelledError):
+        await asking
+    gate.set()
+    # Serial with it.
+    assert await house.cells[0].ask(house.contribution())
+    whole = ["CheckShard@0", "CheckShard@1", "AddShard@0", "AddShard@1"]
+    assert house.ranks[0].names == [*whole, *whole]
+    assert house.regions() == {"w0"}
+
+
+async def test_a_contribution_that_was_accepted_and_cannot_be_added_is_the_cores_end(house: House) -> None:
+    """Else the step would be committed without it."""
+    house.ranks[0].fail[AddShard] = RuntimeError("no memory left")
+    with pytest.raises((RemoteError, ActorDied), match="no memory left"):
+        await house.cells[0].ask(house.contribution())
+    assert "no memory left" in str(await house.deaths[0])
+
+
+@pytest.mark.parametrize("message", [GetSnapshot(cell=2, kind="training"), Publish()])
+async def test_a_satellite_serves_no_weights(house: House, message: Ask[Any]) -> None:
+    with pytest.raises(RemoteError, match="cell 1 is not the core"):
+        await house.cells[1].ask(message)
+
+
+async def test_the_core_leases_snapshots(house: House) -> None:
+    snapshot = await house.cells[0].ask(GetSnapshot(cell=2, kind="published"))
+    assert (snapshot.version, snapshot.region.name) == (0, "w0")
+    await house.cells[0].tell(ReleaseSnapshot(lease=snapshot.lease))
+    assert await house.cells[0].ask(Publish()) == 0
+
+
+async def test_status_is_the_sum_of_the_ranks(house: House) -> None:
+    status = await house.cells[1].ask(GetStatus())
+    assert (status.cell, status.version) == (1, -1)
+    assert (status.engine.running, status.engine.generated_tokens) == (4, 100)
+    assert status.tokens_per_s > 0.0
+    assert (await house.cells[1].ask(GetStatus())).tokens_per_s == 0.0

@@ -1,0 +1,237 @@
+"""A core and a satellite of two ranks each, as a job runs them: processes, a gloo group a role, a real queue
+and journal. One step, trained by both, from rollout to rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from gyre.actors import Actor, ChildSpec, Node, ProcessSpec, Ref, Supervisor, handles
+from gyre.cell.actor import CellActorConfig
+from gyre.cell.checkpoints import check
+from gyre.cell.config import TrainConfig
+from gyre.cell.engine.base import GenerateRequest, SamplingParams
+from gyre.cell.messages import (
+    CellUp,
+    Claim,
+    EnterRollout,
+    EnterTrain,
+    Generate,
+    GetStatus,
+    HandOver,
+    Idle,
+    Lease,
+    Publish,
+    RoleChanged,
+    SaveCheckpoint,
+    Stale,
+    StepComplete,
+)
+from gyre.cell.rank import Rank
+from gyre.cell.store import StoreActor, StoreConfig
+from gyre.cell.weights import parameters
+from gyre.cell.worker_messages import CellSetup, WorkerConfig
+from gyre.schedule.messages import MicroStepsReady, StepDone
+from gyre.trajectory.journal import Journal
+from gyre.trajectory.messages import AddGroup
+from gyre.trajectory.queue import QueueConfig, QueueTotals
+from gyre.trajectory.queue_actor import GetQueueTotals, MicroStepQueue
+from tests.cell.parts import cell_setup, micro_step, trajectory
+
+PROMPT = tuple(range(1, 9))
+NEW_TOKENS = 12
+MICRO_STEPS = (
+    micro_step(trajectory(0, tokens=14), trajectory(1, tokens=20)),
+    micro_step(trajectory(2, tokens=9), index=1),
+)
+
+
+class Waterlevel(Actor):
+    """Takes what cells and the queue tell the WaterlevelActor, and decides nothing."""
+
+    def __init__(self) -> None:
+        self.up: dict[int, asyncio.Future[CellUp]] = {
+            cell: asyncio.get_running_loop().create_future() for cell in range(2)
+        }
+        self.done: asyncio.Future[StepDone] = asyncio.get_running_loop().create_future()
+
+    @handles(CellUp)
+    async def cell_up(self, message: CellUp) -> None:
+        self.up[message.cell].set_result(message)
+
+    @handles(StepDone)
+    async def step_done(self, message: StepDone) -> None:
+        self.done.set_result(message)
+
+    @handles(MicroStepsReady)
+    async def micro_steps_ready(self, message: MicroStepsReady) -> None:
+        pass
+
+
+class Queue(MicroStepQueue):
+    """Says who claims, so that work can come when both cells wait for it."""
+
+    def __init__(self, config: QueueConfig, journal: Journal, waterlevel: Ref) -> None:
+        super().__init__(config, journal, waterlevel)
+        self.claimed: asyncio.Queue[int] = asyncio.Queue()
+
+    @handles(Claim, concurrent=True)
+    async def claim(self, message: Claim) -> Lease | HandOver | StepComplete | Idle | Stale:
+        self.claimed.put_nowait(message.cell)
+        return await super().claim(message)
+
+
+class Job:
+    """Both cells are up."""
+
+    def __init__(self, setup: CellSetup, node: Node, journal: Journal) -> None:
+        self.setup = setup
+        self._node = node
+        self.waterlevel = Waterlevel()
+        self._journal = journal
+        self.cells: list[Ref] = []
+        self.ups: list[CellUp] = []
+        self.queue: Queue
+        self.queue_ref: Ref
+
+    async def start(self) -> None:
+        waterlevel = await self._spawn("waterlevel", self.waterlevel)
+        self.queue = Queue(QueueConfig(groups_per_step=1), self._journal, waterlevel)
+        self.queue_ref = await self._spawn("queue", self.queue)
+        # In this process: one less that imports torch.
+        store = ChildSpec(name="store", start=lambda: StoreActor(StoreConfig()))
+        stores = await self._spawn("stores", Supervisor([store]))
+        for cell in range(2):
+            config = CellActorConfig(
+                setup=self.setup,
+                cell=cell,
+                waterlevel=waterlevel,
+                queue=self.queue_ref,
+                stores=stores,
+                core=self.cells[0] if cell else None,
+            )
+            spec = ProcessSpec(
+                name=f"cell-{cell}",
+                actor="gyre.cell.actor:CellActor",
+                config=config,
+                restart="temporary",
+                shutdown_s=20.0,
+            )
+            self.cells.append(await self._node.spawn(spec))
+        self.ups = [await self.waterlevel.up[cell] for cell in range(2)]
+
+    async def _spawn(self, name: str, actor: Actor) -> Ref:
+        return await self._node.spawn(ChildSpec(name=name, start=lambda: actor, restart="temporary"))
+
+    async def change(self, order: EnterTrain | EnterRollout) -> list[RoleChanged]:
+        return list(await asyncio.gather(*(cell.ask(order, timeout_s=60.0) for cell in self.cells)))
+
+    async def answers(self) -> list[tuple[tuple[int, ...], tuple[float, ...], set[int]]]:
+        """What every engine of every cell answers to one prompt, greedily: tokens, log-probabilities and
+        the versions they were sampled under."""
+        return [await _answer(engine) for up in self.ups for engine in up.engines]
+
+
+async def _answer(engine: Ref) -> tuple[tuple[int, ...], tuple[float, ...], set[int]]:
+    request = GenerateRequest(
+        call="c",
+        session="s",
+        prompt_ids=PROMPT,
+        prompt_tokens=len(PROMPT),
+        sampling=SamplingParams(temperature=0.0, max_new_tokens=NEW_TOKENS),
+    )
+    chunks = [chunk async for chunk in engine.stream(Generate(request=request))]
+    return (
+        tuple(token for chunk in chunks for token in chunk.token_ids),
+        tuple(logprob for chunk in chunks for logprob in chunk.logprobs),
+        {version for chunk in chunks for version in chunk.versions},
+    )
+
+
+@pytest.fixture
+async def job(policy_folder: Path, shm: Path, tmp_path: Path) -> AsyncIterator[Job]:
+    train = TrainConfig(lr=3e-2, max_grad_norm=1.0)
+    setup = cell_setup(policy_folder, shm, tmp_path / "checkpoints", ranks=2, train=train)
+    async with Journal(tmp_path / "journal.db") as journal, Node(name="test") as node:
+        made = Job(setup, node, journal)
+        await made.start()
+        yield made
+
+
+def by_one_rank(setup: CellSetup, shm: Path) -> list[torch.Tensor]:
+    """The weights after the same step on a core of one rank."""
+    alone = cell_setup(setup.model_folder, shm, setup.checkpoint_folder, train=setup.train)
+    with ThreadPoolExecutor(1) as thread:
+        config = WorkerConfig(setup=alone, cell=0, rank=0, core=True)
+        rank = Rank(config, torch.device("cpu"), thread)
+        rank.load(None)
+        rank.begin_training(rank.write_snapshot(0))
+        for one in MICRO_STEPS:
+            rank.micro_step(one)
+        rank.add_own()
+        rank.commit(1, scale=0.5)
+    assert rank._trainer is not None
+    return [parameter.detach() for parameter in parameters(rank._trainer.model)]
+
+
+def greedy(folder: Path) -> tuple[int, ...]:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.tensor([PROMPT])
+    for _ in range(NEW_TOKENS):
+        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], -1)
+    return tuple(ids[0, len(PROMPT) :].tolist())
+
+
+@pytest.mark.timeout(180)
+async def test_two_cells_of_two_ranks_train_a_step_together(job: Job, policy_folder: Path, shm: Path) -> None:
+    assert [(up.role, up.version, len(up.engines)) for up in job.ups] == [("rollout", 0, 2)] * 2
+    before = await job.answers()
+    assert {tokens for tokens, _, _ in before} == {greedy(policy_folder)}
+    assert {tuple(versions) for _, _, versions in before} == {(0,)}
+
+    # To train; each cell computes one micro-step, the satellite's share crosses to the core.
+    changed = await job.change(EnterTrain())
+    assert [(c.cell, c.role, c.version) for c in changed] == [(0, "train", 0), (1, "train", 0)]
+    assert {await job.queue.claimed.get() for _ in range(2)} == {0, 1}
+    group = AddGroup(group="g000000", step=0, executions=2, micro_steps=MICRO_STEPS)
+    await job.queue_ref.ask(group)
+    assert await job.waterlevel.done == StepDone(step=0, version=1)
+    totals = await job.queue_ref.ask(GetQueueTotals())
+    assert totals == QueueTotals(steps=1, micro_steps_by_cell={0: 1, 1: 1})
+
+    # The update is that of one rank that computed it all.
+    folder = Path(await job.cells[0].ask(SaveCheckpoint()))
+    assert check(folder) == 1
+    saved = parameters(AutoModelForCausalLM.from_pretrained(folder))
+    alone = await asyncio.to_thread(partial(by_one_rank, job.setup, shm.with_name("alone")))
+    untrained = parameters(AutoModelForCausalLM.from_pretrained(policy_folder))
+    for found, expected, old in zip(saved, alone, untrained, strict=True):
+        assert not torch.equal(found, old)
+        torch.testing.assert_close(found.detach(), expected, rtol=1e-4, atol=1e-5)
+
+    # Published, and back to rollout: all engines of both cells have the new weights.
+    assert await job.cells[0].ask(Publish()) == 1
+    changed = await job.change(EnterRollout())
+    assert [(c.cell, c.role, c.version) for c in changed] == [(0, "rollout", 1), (1, "rollout", 1)]
+    after = await job.answers()
+    assert {tokens for tokens, _, _ in after} == {greedy(folder)}
+    assert {tuple(versions) for _, _, versions in after} == {(1,)}
+    assert before[0][1] != after[0][1]
+    for _, logprobs, _ in after:
+        assert logprobs == pytest.approx(after[0][1], abs=1e-5)
+
+    statuses = [await cell.ask(GetStatus()) for cell in job.cells]
+    assert [(s.cell, s.role, s.version, s.micro_steps) for s in statuses] == [
+        (0, "rollout", 1, 1),
+        (1, "rollout", 1, 1),
+    ]
+    # Nothing of the step is left but the weights that are in use.
+    assert os.listdir(shm) == ["w1"]
