@@ -164,11 +164,7 @@ class CellActor(Actor):
     @handles(EnterRollout)
     async def enter_rollout(self, message: EnterRollout) -> RoleChanged:
         self._changing = True
-        if self._loop is not None:
-            await self._loop.leave()
-            self._micro_steps += self._loop.micro_steps
-            self._loop = None
-        changed = await self._or_crash(self._change().to_rollout())
+        changed = await self._or_crash(self._to_rollout())
         self._role, self._version, self._changing = "rollout", changed.version, False
         return changed
 
@@ -178,10 +174,22 @@ class CellActor(Actor):
         self._version = changed.version
         return changed
 
+    async def _to_rollout(self) -> RoleChanged:
+        if self._loop is not None:
+            await self._loop.leave()
+            self._micro_steps += self._loop.micro_steps
+            self._loop = None
+        return await self._change().to_rollout()
+
     async def _or_crash(self, change: Awaitable[RoleChanged]) -> RoleChanged:
-        """A change that failed leaves the cell in no role: it ends, and its supervisor starts it anew."""
+        """A change that failed, or that whoever ordered it has given up, leaves the cell in no role: it ends,
+        and its supervisor starts it anew."""
         try:
             return await change
+        except asyncio.CancelledError:
+            given_up = TimeoutError(f"cell {self._cell}: a role change took too long")
+            self.context.run(_fail(given_up), name="role change given up")
+            raise
         except Exception as error:
             self.context.run(_fail(error), name="failed role change")
             raise

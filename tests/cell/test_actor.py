@@ -207,6 +207,14 @@ async def test_a_change_that_fails_is_the_cells_end(house: House, failing: type)
     assert not house.deaths[0].done()
 
 
+async def test_a_change_that_is_given_up_is_the_cells_end(house: House) -> None:
+    reached, _ = house.ranks[1].gate(BeginTraining)
+    asking = asyncio.create_task(house.cells[1].ask(EnterTrain()))
+    await reached.wait()
+    asking.cancel()
+    assert "cell 1: a role change took too long" in str(await house.deaths[1])
+
+
 async def test_a_micro_step_that_fails_is_the_cells_end(house: House) -> None:
     house.queue._script = [lease(1)]
     house.ranks[1].fail[TrainMicroStep] = FloatingPointError("micro-step 0.g000000.1: the loss is nan")
