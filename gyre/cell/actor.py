@@ -139,7 +139,10 @@ class CellActor(Actor):
     @handles(Down)
     async def rank_died(self, message: Down) -> None:
         """A cell is its ranks: without one of them its group cannot go on (gloo cannot abort)."""
-        raise RuntimeError(f"cell {self._cell}: a rank died: {message.reason}")
+        raise RuntimeError(
+            f"cell {self._cell}: a rank died: {message.reason.brief}; see {message.ref.name} in"
+            f" {self._setup.log_folder}"
+        )
 
     # --- roles ----------------------------------------------------------------------------------
 
@@ -156,7 +159,7 @@ class CellActor(Actor):
             queue=self._config.queue,
             ranks=self._ask_ranks,
             contributor=self._core if self._core is not None else self,
-            claim_timeout_s=CHANGE_TIMEOUT_S,
+            claim_timeout_s=ACCEPT_TIMEOUT_S,
         )
         self.context.run(self._loop.run(), name="train")
         return changed

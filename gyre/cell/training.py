@@ -27,8 +27,8 @@ from gyre.loss import MicroStepStats
 
 log = structlog.get_logger()
 
-# The journal waits for room on a full disk; the contribution waits with it.
-ACCEPT_TIMEOUT_S = 3600.0
+# The journal waits for room on a full disk; contributions and claims wait with it.
+ACCEPT_TIMEOUT_S = 24 * 3600.0
 
 AskRanks = Callable[[Ask[Any]], Awaitable[list[Any]]]
 

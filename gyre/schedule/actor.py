@@ -171,7 +171,7 @@ class WaterlevelActor(Actor):
     async def down(self, message: Down) -> None:
         life = self._cells.of(message.ref)
         if life is not None:
-            self._lose(life, str(message.reason), expected=not message.reason.abnormal)
+            self._lose(life, message.reason.brief, expected=not message.reason.abnormal)
 
     def _lose(self, life: CellLife, reason: str, *, expected: bool = False) -> None:
         """A life is over. Raises CoreLost, unless the job is, or it was told to end."""

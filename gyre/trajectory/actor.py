@@ -112,8 +112,14 @@ class TrajectoryActor(Actor):
 
     async def _finish_train(self, group: Group) -> None:
         step = group_number(group.id) // self._config.groups_per_step
-        planned = plan_group(
-            group.id, step, group.scored.values(), self._config.sampling, self._config.micro_step_tokens
+        # It may take seconds of a loop that all calls share; nobody changes a complete group meanwhile.
+        planned = await asyncio.to_thread(
+            plan_group,
+            group.id,
+            step,
+            tuple(group.scored.values()),
+            self._config.sampling,
+            self._config.micro_step_tokens,
         )
         await self._note(group, step, planned)
         await self._queue.ask(

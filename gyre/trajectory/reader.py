@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from gyre.cell.messages import Manifest, StepCommitted
 from gyre.trajectory.journal import JournalError, check_version, corrupt
 from gyre.trajectory.records import CallRecord, ExecutionSpec
 from gyre.trajectory.rows import EndedExecution, GroupOutcome, StepMember, decode_call
+
+T = TypeVar("T")
 
 
 class ExecutionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,27 +50,27 @@ class JournalReader:
     def executions(self, group: str | None = None) -> list[ExecutionRow]:
         """In order of execution id, of one group or all."""
         where, parameters = ("WHERE group_id = ?", (group,)) if group is not None else ("", ())
+        rows = self._rows(f"SELECT spec, ended FROM executions {where} ORDER BY execution", *parameters)
         return [
             ExecutionRow(
-                spec=msgspec.msgpack.decode(spec, type=ExecutionSpec),
-                ended=None if ended is None else msgspec.msgpack.decode(ended, type=EndedExecution),
+                spec=self._decode(spec, ExecutionSpec),
+                ended=None if ended is None else self._decode(ended, EndedExecution),
             )
-            for spec, ended in self._rows(
-                f"SELECT spec, ended FROM executions {where} ORDER BY execution", *parameters
-            )
+            for spec, ended in rows
         ]
 
     def calls(self, execution: str, *, earlier_attempts: bool = False) -> list[CallRecord]:
         """The calls of an execution's last attempt (or of all) in the order they were recorded."""
         current = "" if earlier_attempts else "AND c.opening = e.opening"
-        return [
-            decode_call(blob)
-            for (blob,) in self._rows(
-                "SELECT record FROM calls c JOIN executions e USING (execution)"
-                f" WHERE execution = ? {current} ORDER BY position",
-                execution,
-            )
-        ]
+        rows = self._rows(
+            "SELECT record FROM calls c JOIN executions e USING (execution)"
+            f" WHERE execution = ? {current} ORDER BY position",
+            execution,
+        )
+        try:
+            return [decode_call(blob) for (blob,) in rows]
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise corrupt(self.path, f"a call of {execution}: {error}") from error
 
     def retries(self, execution: str) -> int:
         """How many of the last attempt's calls the harness repeated."""
@@ -82,23 +84,29 @@ class JournalReader:
     def groups(self) -> list[GroupOutcome]:
         """Groups that are complete, in order of group id."""
         rows = self._rows("SELECT outcome FROM groups ORDER BY group_id")
-        return [msgspec.msgpack.decode(blob, type=GroupOutcome) for (blob,) in rows]
+        return [self._decode(blob, GroupOutcome) for (blob,) in rows]
 
     def step_members(self, step: int | None = None) -> list[StepMember]:
         """By step and group id, of one step or all."""
         where, parameters = ("WHERE step = ?", (step,)) if step is not None else ("", ())
         rows = self._rows(f"SELECT member FROM step_members {where} ORDER BY step, group_id", *parameters)
-        return [msgspec.msgpack.decode(blob, type=StepMember) for (blob,) in rows]
+        return [self._decode(blob, StepMember) for (blob,) in rows]
 
     def contributions(self, step: int) -> list[Manifest]:
         """Accepted contributions of a step, in order."""
         rows = self._rows("SELECT manifest FROM contributions WHERE step = ? ORDER BY position", step)
-        return [msgspec.msgpack.decode(blob, type=Manifest) for (blob,) in rows]
+        return [self._decode(blob, Manifest) for (blob,) in rows]
 
     def steps(self) -> list[StepCommitted]:
         """Committed steps in order."""
         rows = self._rows("SELECT committed FROM steps ORDER BY step")
-        return [msgspec.msgpack.decode(blob, type=StepCommitted) for (blob,) in rows]
+        return [self._decode(blob, StepCommitted) for (blob,) in rows]
+
+    def _decode(self, blob: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.msgpack.decode(blob, type=kind)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise corrupt(self.path, f"{kind.__name__}: {error}") from error
 
     def _rows(self, sql: str, *parameters: object) -> Iterator[tuple[bytes, ...]]:
         try:

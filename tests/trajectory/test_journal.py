@@ -201,6 +201,24 @@ async def test_a_corrupt_journal_is_an_error_that_names_the_file(tmp_path: Path,
         Journal(path)
 
 
+@pytest.mark.parametrize(("table", "column"), [("calls", "record"), ("executions", "spec")])
+@pytest.mark.parametrize("content", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x80"])
+async def test_content_that_is_damaged_is_an_error_that_names_the_file(
+    tmp_path: Path, table: str, column: str, content: bytes
+) -> None:
+    """SQLite has no checksums: its own check passes."""
+    path = tmp_path / "journal.db"
+    async with Journal(path) as journal:
+        await journal.write(spec(), record("c0"))
+    connection = sqlite3.connect(path)
+    connection.execute(f"UPDATE {table} SET {column} = ?", (content,))
+    connection.commit()
+    connection.close()
+    with JournalReader(path) as reader, pytest.raises(JournalCorrupt, match=r"journal\.db: .*corrupt"):
+        reader.executions()
+        reader.calls(spec().execution)
+
+
 async def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     await Journal(path).close()
