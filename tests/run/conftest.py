@@ -1,0 +1,60 @@
+"""One job, interrupted as soon as it idles, whose warm-started policy the others begin with."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.run.jobs import SMALL, cpu_s, processes, running
+
+IDLE_S = 5.0
+
+
+class Waited(NamedTuple):
+    """What was seen of a job whose harnesses only sleep, and of its end by one Ctrl-C. `policy` is a copy
+    of the checkpoint that it left."""
+
+    run_dir: Path
+    policy: Path
+    idle_cpu_s: dict[int, float]
+    exit_code: int
+    stop_s: float
+    summary: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def waited(tmp_path_factory: pytest.TempPathFactory) -> Waited:
+    folder = tmp_path_factory.mktemp("jobs")
+    run_dir, policy = folder / "first", folder / "policy"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    sleep = ('harness.command=["sleep", "600"]', "harness.timeout_s=600", "harness.overall_timeout_s=900")
+    # Metrics are served so that statuses are asked for.
+    with running(run_dir, *SMALL, *sleep, "eval.every_steps=0", f"watch.prometheus_port={port}") as job:
+        job.wait_for_count(3, "cell_up", timeout_s=240.0)
+        asleep = {event["pid"] for event in job.wait_for_count(16, "harness_started")}
+        pids = [pid for pid in processes(run_dir) if pid not in asleep]
+        before = cpu_s(pids)
+        time.sleep(IDLE_S)
+        after = cpu_s(pids)
+        began = time.monotonic()
+        job.interrupt()
+        exit_code = job.exit()
+        stop_s = time.monotonic() - began
+        job.assert_nothing_left()
+        summary = job.summary()
+    shutil.copytree(summary["checkpoint"], policy)
+    return Waited(
+        run_dir=run_dir,
+        policy=policy,
+        idle_cpu_s={pid: after[pid] - before[pid] for pid in pids},
+        exit_code=exit_code,
+        stop_s=stop_s,
+        summary=summary,
+    )
