@@ -114,7 +114,8 @@ def test_masked_tokens_touch_neither_value_nor_gradient() -> None:
 def test_a_trajectory_without_trainable_tokens_counts_nothing() -> None:
     silent: Row = [(-1.0, -5.0, False)] * 3
     alone, gradient = loss_of([silent], [7.0], [1.0])
-    assert alone.loss.item() == 0.0 and not gradient.any() and alone.clipped.tolist() == [False]
+    assert alone.loss.item() == 0.0 and not gradient.any()
+    assert (alone.ratios.tolist(), alone.clipped.tolist()) == ([1.0], [False])
     beside, _ = loss_of([silent, row(0.1)], [7.0, 1.0], [1.0, 1.0])
     assert beside.loss.item() == pytest.approx(by_hand(row(0.1), 1.0, 1.0))
 

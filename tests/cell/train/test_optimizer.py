@@ -28,17 +28,18 @@ def config(**changes: Any) -> TrainConfig:
 
 @pytest.mark.parametrize("size", [0.01, 10.0], ids=["within the norm", "clipped"])
 def test_it_updates_as_adamw_with_clipping_does(size: float) -> None:
-    """Three steps, each the mean of contributions that came one by one."""
+    """Three steps, each the mean over its executions of contributions that came one by one. Adam does not
+    see a factor that all steps have, so they have unlike ones."""
     masters = MasterWeights(tensors(0), config())
     plain = [torch.nn.Parameter(tensor.clone()) for tensor in tensors(0)]
     optimizer = torch.optim.AdamW(plain, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    for step in range(3):
+    for step, executions in enumerate((6, 2, 12)):
         contributions = [tensors(10 * step + part, size) for part in range(1, 4)]
         for contribution in contributions:
             masters.add(contribution)
-        norm, lr = masters.update(step, 1 / 6, GROUP)
+        norm, lr = masters.update(step, 1 / executions, GROUP)
         for index, parameter in enumerate(plain):
-            parameter.grad = torch.stack([c[index] for c in contributions]).sum(0) / 6
+            parameter.grad = torch.stack([c[index] for c in contributions]).sum(0) / executions
         expected = torch.nn.utils.clip_grad_norm_(plain, 1.0)
         optimizer.step()
         assert (norm, lr) == (pytest.approx(expected.item(), rel=1e-5), 1e-2)
