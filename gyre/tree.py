@@ -16,7 +16,7 @@ import structlog
 
 from gyre.actors import Actor, ChildSpec, ExitReason, Node, ProcessSpec, Ref, Supervisor
 from gyre.cell import CellActorConfig
-from gyre.cell.checkpoints import CheckpointFolder, check
+from gyre.cell.checkpoints import CheckpointFolder, step_of
 from gyre.cell.engine.base import SamplingParams
 from gyre.cell.model_folder import check_model_folder
 from gyre.cell.recipes import model_folder
@@ -198,7 +198,7 @@ class JobTree:
             return 0
         folder = self._job.run_dir / "checkpoints"
         self.checkpoint = CheckpointFolder(folder, self._job.checkpoint.keep).newest_whole()
-        step = check(self.checkpoint) if self.checkpoint is not None else 0
+        step = step_of(self.checkpoint) if self.checkpoint is not None else 0
         if self.checkpoint is None:
             why = f"{folder} has no whole checkpoint: steps are made again from the journal's executions"
             log.warning("resume_at_the_start", reason=why)

@@ -81,6 +81,22 @@ class CheckpointFolder:
 
 def check(folder: Path) -> int:
     """The step of a whole checkpoint. Raises CheckpointError naming the first file that is not as written."""
+    manifest = _manifest(folder)
+    for name, (size, checksum) in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(folder, f"{name} is missing")
+        if path.stat().st_size != size or _crc32(path) != checksum:
+            raise CheckpointError(folder, f"{name} is not as it was written (size or checksum differ)")
+    return manifest.step
+
+
+def step_of(folder: Path) -> int:
+    """Of a checkpoint that was checked: its files are not read again. Raises CheckpointError."""
+    return _manifest(folder).step
+
+
+def _manifest(folder: Path) -> _Manifest:
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Manifest)
     except FileNotFoundError as error:
@@ -89,13 +105,7 @@ def check(folder: Path) -> int:
         raise CheckpointError(folder, f"{MANIFEST} cannot be read: {error}") from error
     if folder.name != _name(manifest.step):
         raise CheckpointError(folder, f"{MANIFEST} says that it is of step {manifest.step}")
-    for name, (size, checksum) in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(folder, f"{name} is missing")
-        if path.stat().st_size != size or _crc32(path) != checksum:
-            raise CheckpointError(folder, f"{name} is not as it was written (size or checksum differ)")
-    return manifest.step
+    return manifest
 
 
 class _Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gyre.cell.checkpoints import MANIFEST, CheckpointError, CheckpointFolder, check
+from gyre.cell.checkpoints import MANIFEST, CheckpointError, CheckpointFolder, check, step_of
 
 WEIGHTS = "model.safetensors"
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> CheckpointFolder:
 def test_what_was_saved_is_whole(folder: CheckpointFolder) -> None:
     path = save(folder, 12)
     assert path.name == "step-000012"
-    assert check(path) == 12
+    assert check(path) == step_of(path) == 12
     assert folder.newest_whole() == path
 
 
