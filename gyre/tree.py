@@ -102,7 +102,7 @@ class JobTree:
             compactions=totals.compactions,
             sub_agents=totals.sub_agents,
             retries=totals.retries,
-            checkpoint=schedule.checkpoint or None,
+            checkpoint=schedule.checkpoint or (str(self.checkpoint) if self.checkpoint is not None else None),
         )
 
     # --- starting, in order ---------------------------------------------------------------------
