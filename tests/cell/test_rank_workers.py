@@ -49,7 +49,8 @@ from gyre.rdma import RegionHandle, SharedMemory
 from tests.cell.gradients import assert_same_gradients, gradients_by_formula
 from tests.cell.parts import TEMPERATURE, cell_setup, micro_step, trajectory
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+# The first test pays for two imports of torch.
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 RANKS = 2
 GROUP = [trajectory(seed, tokens=6 + 3 * seed, trained=0.6) for seed in range(5)]
