@@ -12,8 +12,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def draw_names(rng: random.Random) -> tuple[list[str], list[str]]:
-    """Names of the 1 or 2 files in the inbox and of those in its box, all different."""
-    files = rng.choice((1, 2))
+    """Names of the files in the inbox and of those in its box, all different. One inbox in four is long, so
+    that executions of a step end at different times."""
+    files = rng.choice((1, 1, 2, 5))
     stems = rng.sample([f"{letter}{digit}" for letter in LETTERS for digit in range(10)], files + BOX_ITEMS)
     names = [f"{stem}.{rng.choice(list(FOLDER_OF))}" for stem in stems]
     return sorted(names[:files]), sorted(names[files:])
