@@ -60,13 +60,15 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The update. AdamW on fp32 master weights, which the core owns."""
+    """The update. AdamW on fp32 master weights, which the core owns. `lr_schedule` "linear" falls from `lr` to
+    0 over `steps`."""
 
     steps: int = 10
     groups_per_step: int = 4
     group_size: int = 8
     lr: float = 1e-5
     warmup_steps: int = 0
+    lr_schedule: Literal["constant", "linear"] = "constant"
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0

@@ -41,7 +41,7 @@ class MasterWeights:
         if not math.isfinite(norm):
             raise FloatingPointError(f"step {step}: the gradient norm is {norm}")
         factor = scale * min(1.0, self._config.max_grad_norm / (norm + 1e-12))
-        lr = self._config.lr * min(1.0, (step + 1) / max(self._config.warmup_steps, 1))
+        lr = learning_rate(self._config, step)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
         for weight, total in zip(self.weights, self.sum, strict=True):
@@ -72,3 +72,9 @@ class MasterWeights:
                     # AdamW keeps its step on the CPU.
                     moments = {name: tensors[f"{name}.{index}"].to(weight.device) for name in MOMENTS}
                     self.optimizer.state[weight] = {"step": tensors[f"step.{index}"], **moments}
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Of a step from 0: a linear warm-up, then constant or falling to 0 after the last step."""
+    warm = min(1.0, (step + 1) / max(config.warmup_steps, 1))
+    return config.lr * warm * (1.0 if config.lr_schedule == "constant" else 1.0 - step / config.steps)

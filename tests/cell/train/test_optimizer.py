@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gyre.cell.config import TrainConfig
 from gyre.cell.group import CellGroup
-from gyre.cell.train.optimizer import MasterWeights
+from gyre.cell.train.optimizer import MasterWeights, learning_rate
 
 GROUP = CellGroup(0, 1, torch.device("cpu"), 10.0)
 SHAPES = [(7, 3), (5,), (0, 4), (2, 2, 2)]
@@ -71,6 +71,13 @@ def test_the_learning_rate_warms_up() -> None:
         masters.add(tensors(step))
         rates.append(masters.update(step, 1.0, GROUP)[1])
     assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
+
+
+def test_a_linear_schedule_falls_to_nothing_after_the_last_step() -> None:
+    falling = config(lr_schedule="linear", steps=4)
+    assert [learning_rate(falling, step) for step in range(5)] == pytest.approx(
+        [0.01, 0.0075, 0.005, 0.0025, 0.0]
+    )
 
 
 def test_a_norm_that_is_not_finite_keeps_the_weights() -> None:
