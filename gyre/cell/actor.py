@@ -101,7 +101,6 @@ class CellActor(Actor):
         loaded: list[Loaded] = await self._ask_ranks(
             LoadModel(checkpoint=self._config.checkpoint), timeout_s=LOAD_TIMEOUT_S
         )
-        await self._ask_ranks(await self._next_group())
         if self._core is not None:
             await self._core.first_snapshot(loaded[0].step, resumed=self._config.checkpoint is not None)
         snapshot = await self._pull("published")

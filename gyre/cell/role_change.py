@@ -2,8 +2,9 @@
 
 rollout -> train: sleep_engines, build_group, pull_weights, begin_training (the cell's calls are handed over
 before; its training loop starts after).
-train -> rollout: end_training, build_group, pull_weights, wake_engines (the training loop has ended before
-and handed its contribution over).
+train -> rollout: end_training, drop_group, pull_weights, wake_engines (the training loop has ended before
+and handed its contribution over). In rollout role every rank has an engine of its own and no group stands:
+gloo polls a hundred times a second as long as one does.
 
 Each state is timed. A state that fails fails the change, and the cell with it: its supervisor starts it
 again in a known state, its claims return.
@@ -21,6 +22,7 @@ from gyre.cell.messages import CellRole, RoleChanged, Snapshot
 from gyre.cell.worker_messages import (
     BeginTraining,
     BuildGroup,
+    DropGroup,
     EndTraining,
     SleepEngine,
     UpdateEngine,
@@ -62,8 +64,8 @@ class RoleChange:
     async def to_rollout(self) -> RoleChanged:
         async with self._in("end_training"):
             await self._ranks(EndTraining())
-        async with self._in("build_group"):
-            await self._ranks(await self._group())
+        async with self._in("drop_group"):
+            await self._ranks(DropGroup())
         async with self._in("pull_weights"):
             snapshot = await self._pull("published")
         async with self._in("wake_engines"):

@@ -24,6 +24,7 @@ from gyre.cell.worker_messages import (
     CheckShard,
     CommitStep,
     DropGradients,
+    DropGroup,
     EndTraining,
     GetRankStatus,
     Loaded,
@@ -93,6 +94,10 @@ class RankWorker(Actor):
     @handles(BuildGroup)
     async def build_group(self, message: BuildGroup) -> None:
         await self._on_device(partial(self._rank.group.rebuild, message.host, message.port, message.prefix))
+
+    @handles(DropGroup)
+    async def drop_group(self, message: DropGroup) -> None:
+        await self._on_device(self._rank.group.drop)
 
     @handles(SleepEngine)
     async def sleep_engine(self, message: SleepEngine) -> None:

@@ -73,6 +73,10 @@ class BuildGroup(Ask[None], frozen=True, kw_only=True):
     prefix: str
 
 
+class DropGroup(Ask[None], frozen=True, kw_only=True):
+    """Tear the process group down."""
+
+
 class SleepEngine(Ask[None], frozen=True, kw_only=True):
     """Free the engine's weights and KV; calls still running end with `abort`."""
 

@@ -169,9 +169,10 @@ async def test_a_cell_changes_its_role_and_back(house: House) -> None:
         "BeginTraining",
         "GetRankStatus",
         "EndTraining",
-        "BuildGroup",
+        "DropGroup",
         "WakeEngine",
     ]
+    await cell.ask(EnterTrain())
     groups = [m.prefix for m in house.ranks[1].asked if isinstance(m, BuildGroup)]
     assert groups == ["group1", "group2"]
 

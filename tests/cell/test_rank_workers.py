@@ -33,6 +33,7 @@ from gyre.cell.worker_messages import (
     CheckShard,
     CommitStep,
     DropGradients,
+    DropGroup,
     EndTraining,
     LoadModel,
     SleepEngine,
@@ -174,10 +175,11 @@ async def test_roles_change_again_and_again(two: TwoRanks) -> None:
         await two.ask(BeginTraining(version=0, region=region))
         losses.add((await two.train(micro_step(*GROUP))).loss)
         await two.ask(EndTraining())
-        await two.build_group()
+        await two.ask(DropGroup())
         await two.ask(WakeEngine(version=0, region=region))
         seen.append(open_things())
     await two.ask(SleepEngine())
+    await two.build_group()
     assert len(losses) == 1
     assert all(things == seen[-1] for things in seen[3:]), seen
 

@@ -11,6 +11,7 @@ from gyre.cell.role_change import RoleChange
 from gyre.cell.worker_messages import (
     BeginTraining,
     BuildGroup,
+    DropGroup,
     EndTraining,
     SleepEngine,
     UpdateEngine,
@@ -68,13 +69,13 @@ async def test_to_rollout() -> None:
     changed = await made.change.to_rollout()
     assert made.done == [
         EndTraining(),
-        GROUP,
+        DropGroup(),
         "pull published",
         WakeEngine(version=PUBLISHED, region=region("w3")),
         "release 7",
     ]
     assert (changed.cell, changed.role, changed.version) == (1, "rollout", PUBLISHED)
-    assert list(changed.states_s) == ["end_training", "build_group", "pull_weights", "wake_engines"]
+    assert list(changed.states_s) == ["end_training", "drop_group", "pull_weights", "wake_engines"]
 
 
 async def test_an_update_changes_no_role() -> None:

@@ -117,6 +117,8 @@ def play(folder: Path, policy: Path) -> RunningJob:
 
         job.wait_for_count(3, "cell_up", cell=1)
         job.wait_for_count(3, "cell_up", cell=2)
+        kill(job.pid("store"))
+        job.wait_for_count(1, "actor_restarted", actor="store#2")
         gates.open("g000004", "g000005", "e000002", "e000003")
         job.wait_for("step", step=2)
         gates.open("pause")
