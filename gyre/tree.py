@@ -55,7 +55,7 @@ class JobTree:
         self._stack = AsyncExitStack()
         # Short, because paths of sockets are bounded; the proxy's is in a folder that sandboxes can bind.
         self._sockets = Path("/tmp") / f"gyre-{_digest(job)}"
-        self._node = Node(name="root", folder=self._sockets / "actors")
+        self._node = Node(name="root", where=str(self._sockets / "actors"))
         self.checkpoint: Path | None = None
 
     async def __aenter__(self) -> Self:

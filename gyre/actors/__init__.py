@@ -29,7 +29,7 @@ from gyre.actors.ref import Ref
 from gyre.actors.specs import ChildSpec, ProcessSpec, Spec
 from gyre.actors.streams import ItemStream
 from gyre.actors.supervision import Supervision
-from gyre.actors.supervisor import Follow, Supervisor, WhereIs
+from gyre.actors.supervisor import AwaitChild, Follow, Supervisor, WhereIs
 
 __all__ = [
     "Actor",
@@ -37,6 +37,7 @@ __all__ = [
     "ActorError",
     "Ask",
     "AskTimeout",
+    "AwaitChild",
     "BadMessage",
     "ChildSpec",
     "Context",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from gyre.actors.handshake import Peer
-from gyre.actors.transport import TransportName
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,8 +21,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     parent: Peer
     parent_pid: int
     token: bytes
-    transport: TransportName
-    host: str
-    folder: str
+    transport: str
+    where: str
     sys_path: list[str]
     python_path: str | None

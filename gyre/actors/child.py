@@ -13,7 +13,6 @@ import signal
 import sys
 import typing
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -26,6 +25,7 @@ from gyre.actors.loop import run
 from gyre.actors.node import Node
 from gyre.actors.process import Parent
 from gyre.actors.specs import ChildSpec
+from gyre.actors.transport import make_transport
 from gyre.actors.wire import Booted, Ended
 
 PR_SET_PDEATHSIG = 1
@@ -67,8 +67,8 @@ def builder(node: Node, actor: type[Actor], config: bytes) -> Callable[[], Actor
     return actor if kind is None else lambda: actor(value)  # type: ignore[call-arg]
 
 
-class _Child:
-    """This process: one node, one actor."""
+class Child:
+    """One process: one node, one actor."""
 
     def __init__(self, boot: Boot) -> None:
         self._boot = boot
@@ -82,18 +82,10 @@ class _Child:
         except Exception as error:
             self._reason = ExitReason.of(error)
 
-    async def main(self) -> int:
+    async def main(self, node: Node, parent: Parent) -> int:
+        """Lives as the actor does, or until the parent wants it to stop or is gone; the exit code."""
         boot = self._boot
-        node = Node(
-            boot.name,
-            transport=boot.transport,
-            host=boot.host,
-            folder=Path(boot.folder) if boot.folder else None,
-            token=boot.token,
-            node_id=boot.node_id,
-        )
-        parent = node.processes.parent = Parent(boot.parent.node_id)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, parent.wants_stop)
+        node.processes.parent = parent
         async with node:
             await node.listen()
             link = node.links.connect(boot.parent.node_id, boot.parent.endpoint)
@@ -101,7 +93,7 @@ class _Child:
             life = await self._start(node)
             link.send(Booted(0, life.ref.id if life is not None else 0, node.endpoint, self._reason))
             if life is not None:
-                self._reason = await _live(life, parent, boot.shutdown_s)
+                self._reason = await parent.outlive(life, boot.shutdown_s)
                 link.send(Ended(0, self._reason))
             await link.drain()
         if self._reason is None or not self._reason.abnormal:
@@ -129,19 +121,6 @@ class _Child:
         return None
 
 
-async def _live(life: Running, parent: Parent, shutdown_s: float) -> ExitReason:
-    stop = asyncio.ensure_future(parent.stop.wait())
-    either: list[asyncio.Future[Any]] = [life.ended, stop]
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
-    if not life.ended.done():
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, life.kill)
-        life.request_stop()
-        await asyncio.wait([life.ended], timeout=shutdown_s)
-        life.kill()
-    return await life.ended
-
-
 class _Log(io.RawIOBase):
     """What this process prints goes to its log. On a full disk it is lost, and whoever prints goes on."""
 
@@ -165,9 +144,17 @@ def main() -> None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = boot.python_path
-    child = _Child(boot)
+    child = Child(boot)
     child.load()
-    _exit(run(child.main()))
+    _exit(run(_main(boot, child)))
+
+
+async def _main(boot: Boot, child: Child) -> int:
+    parent = Parent(boot.parent.node_id)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, parent.terminate)
+    transport = make_transport(boot.transport, boot.where)
+    node = Node(boot.name, transport=transport, token=boot.token, node_id=boot.node_id)
+    return await child.main(node, parent)
 
 
 def _exit(code: int) -> NoReturn:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gyre.actors.log import log
@@ -22,17 +22,18 @@ class DeadLetter(NamedTuple):
 class DeadLetters:
     """Counts all, keeps the last `KEPT`, logs one line a second at most."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, clock: Callable[[], float]) -> None:
         self.count = 0
         self.last: deque[DeadLetter] = deque(maxlen=KEPT)
         self._node = node
+        self._clock = clock
         self._logged = 0
         self._logged_at = float("-inf")
 
     def add(self, to: str, message: str, why: str = "") -> None:
         self.count += 1
         self.last.append(DeadLetter(to, message))
-        now = time.monotonic()
+        now = self._clock()
         if now - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now
             self._log(to, message, why)

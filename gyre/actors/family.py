@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -157,7 +156,7 @@ class Family:
         self._exits.append((child, running, ended.result()))
         if self._keeper is None or self._keeper.done():
             self._keeper = self._node.loop.create_task(
-                self._keep(), name=f"{self._parent}/supervision", context=Context()
+                self._keep(), name=f"{self._parent}/supervision", context=self._node.context.copy()
             )
 
     async def _keep(self) -> None:
@@ -200,7 +199,8 @@ class Family:
             child.running = None
             if child.spec.restart == "temporary":
                 self._forget(child)
-        await asyncio.sleep(delay_s)
+        # Those that died of one cause do not all come back at once.
+        await asyncio.sleep(delay_s * (0.5 + self._node.rng.random()))
         for child in children:
             if child.spec.restart == "temporary":
                 continue

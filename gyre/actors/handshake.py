@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -77,9 +76,10 @@ def _proof(token: bytes, side: str, mine: Hello, theirs: Hello) -> bytes:
 
 
 class _Side:
-    def __init__(self, token: bytes, me: Peer) -> None:
+    def __init__(self, token: bytes, me: Peer, nonce: bytes) -> None:
+        """`nonce`: NONCE_BYTES at random."""
         self._token = token
-        self._mine = Hello(PROTOCOL, me, secrets.token_bytes(NONCE_BYTES))
+        self._mine = Hello(PROTOCOL, me, nonce)
         self._theirs: Hello | None = None
 
     @property

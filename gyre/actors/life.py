@@ -27,26 +27,42 @@ T = TypeVar("T")
 
 MESSAGES_A_TURN = 128
 
+_CANCELLED = ExitReason(kind="stopped", message="its task was cancelled")
+
 
 class Life(LocalTarget):
-    """Runs one actor from `started` to `stopping`, in one task of its own."""
+    """Runs one actor from `started` to `stopping`. Its main task lives while there is something to do: an
+    idle actor has none, and takes little memory."""
+
+    __slots__ = (
+        "_background",
+        "_context",
+        "_failure",
+        "_family",
+        "_handling",
+        "_interrupted",
+        "_killed",
+        "_main",
+        "_ready",
+        "_stop",
+        "actor",
+        "shutdown_s",
+    )
 
     def __init__(self, node: Node, actor: Actor, name: str, incarnation: int, capacity: int) -> None:
         super().__init__(node, type(actor).table, name, incarnation, capacity)
         self.actor = actor
         self.shutdown_s = ASK_TIMEOUT_S
         self._ready = False
-        self._scope = Envelope(None, INSIDE, self, 0, 0)
-        self._context = copy_context()
-        self._handling: dict[asyncio.Task[Any], Envelope] = {}
-        self._background: Background | None = None
-        self._family: Family | None = None
-        self._stop: ExitReason | None = None
-        self._failure: ExitReason | None = None
-        self._aborted = False
+        self._stop: ExitReason | None = None  # it ends after the message at hand
+        self._failure: ExitReason | None = None  # it ends at once
         self._killed = False
         self._interrupted = False
         self._main: asyncio.Task[None] | None = None
+        self._context = copy_context()
+        self._handling: dict[asyncio.Task[Any], Envelope] | None = None
+        self._background: Background | None = None
+        self._family: Family | None = None
         actor.context = Context(self)
 
     # --- from the node, the parent, a link ------------------------------------------------------
@@ -54,8 +70,11 @@ class Life(LocalTarget):
     async def start(self, shutdown_s: float) -> None:
         """Returns when `started` has; raises nothing: `ended` says whether it failed."""
         self.shutdown_s = shutdown_s
+        if type(self.actor).started is Actor.started:  # nothing to wait for
+            self._ready = True
+            return
         up: asyncio.Future[None] = self._loop.create_future()
-        self._main = self._loop.create_task(self._run(up), name=self.ref.label)
+        self._main = self._loop.create_task(self._begin(up), name=self.ref.name, context=self._context)
         try:
             await up
         except asyncio.CancelledError:
@@ -65,8 +84,14 @@ class Life(LocalTarget):
     def put(self, envelope: Envelope) -> None:
         if envelope.handler.exclusive or not self._ready:
             self.mailbox.put(envelope)
+            if self._main is None:
+                self._wake()
         else:
             self._start_task(envelope)
+
+    def put_system(self, envelope: Envelope) -> None:
+        self.mailbox.put_system(envelope)
+        self._wake()
 
     def cancel(self, envelope: Envelope) -> None:
         # One that still waits in the mailbox is skipped when its turn comes.
@@ -119,44 +144,58 @@ class Life(LocalTarget):
 
     def run(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         context = self._context.copy()
-        context.run(CURRENT.set, self._scope)
+        context.run(CURRENT.set, self._scope())
         label = f"{self.ref.label}/{name or getattr(coroutine, '__qualname__', 'task')}"
         return self.background.run(coroutine, label, context)
 
     # --- the life itself ------------------------------------------------------------------------
 
-    async def _run(self, up: asyncio.Future[None]) -> None:
-        try:
-            reason = await self._live(up)
-        except asyncio.CancelledError:
-            reason = ExitReason(kind="stopped", message="its task was cancelled")
-        except Exception as error:
-            reason = ExitReason.of(error)
-        await self._close(self._failure or reason)
-        if not up.done():
-            up.set_result(None)
-
-    async def _live(self, up: asyncio.Future[None]) -> ExitReason:
-        parent = CURRENT.get()  # this task's context is that of who spawned it
+    async def _begin(self, up: asyncio.Future[None]) -> None:
+        parent = CURRENT.get()  # the context is that of who spawned it
         chain: Chain = () if parent is None else parent.chain_from_here()
         self._current = Envelope(None, STARTING, self, self.node.new_id(), 0, None, chain)
         CURRENT.set(self._current)
-        await self.actor.started()
+        try:
+            if self._failure is None:
+                await self.actor.started()
+        except asyncio.CancelledError:
+            self._fail(_CANCELLED)
+        except Exception as error:
+            self._fail(ExitReason.of(error))
         self._current = None
-        self._ready = True
-        up.set_result(None)
-        return await self._serve()
+        if self._failure is None:
+            self._ready = True
+            up.set_result(None)
+        await self._work()
+        if not up.done():
+            up.set_result(None)
 
-    async def _serve(self) -> ExitReason:
-        mailbox, actor = self.mailbox, self.actor
-        queue, take = mailbox.queue, mailbox.take
+    def _wake(self) -> None:
+        """Sees to it that the main task looks at mailbox, stop and failure."""
+        if self._main is None and self._ready and self.exit is None:
+            self._main = self._loop.create_task(self._work(), name=self.ref.name, context=self._context)
+
+    async def _work(self) -> None:
+        """The main task. Between its last look and its end nobody else runs."""
+        try:
+            await self._serve()
+        except asyncio.CancelledError:
+            self._fail(_CANCELLED)
+        except Exception as error:
+            self._fail(ExitReason.of(error))
+        reason = self._failure or self._stop
+        if reason is not None:
+            await self._close(reason)
+        self._main = None
+
+    async def _serve(self) -> None:
+        """Handles what waits, one after another, until nothing does or the life is to end."""
+        actor, take = self.actor, self.mailbox.take
         turn = 0
-        while self._stop is None:
-            if not queue and not mailbox.system:
-                turn = 0
-                await mailbox.wait()
-                continue
+        while self._stop is None and self._failure is None:
             envelope = take()
+            if envelope is None:
+                return
             handler = envelope.handler
             if not handler.exclusive:  # it came before `started` had ended
                 self._start_task(envelope)
@@ -170,7 +209,7 @@ class Life(LocalTarget):
             try:
                 result = await handler.method(actor, envelope.message)
             except asyncio.CancelledError as error:
-                if self._aborted:
+                if self._failure is not None:
                     raise
                 if not self._interrupted:
                     self._raised(envelope, error)
@@ -189,7 +228,6 @@ class Life(LocalTarget):
             if turn >= MESSAGES_A_TURN:
                 turn = 0
                 await asyncio.sleep(0)
-        return self._stop
 
     def _raised(self, envelope: Envelope, error: BaseException) -> None:
         """To its asker; without one it is the actor's crash."""
@@ -203,6 +241,8 @@ class Life(LocalTarget):
     def _start_task(self, envelope: Envelope) -> None:
         task = self._loop.create_task(self._handle(envelope), context=self._context.copy())
         envelope.task = task
+        if self._handling is None:
+            self._handling = {}
         self._handling[task] = envelope
         self.mailbox.running += 1
         task.add_done_callback(self._handled)
@@ -235,7 +275,7 @@ class Life(LocalTarget):
         sink.end()
 
     def _handled(self, task: asyncio.Task[Any]) -> None:
-        envelope = self._handling.pop(task)
+        envelope = cast("dict[asyncio.Task[Any], Envelope]", self._handling).pop(task)
         self.mailbox.running -= 1
         self.mailbox.give_room()
         if envelope.origin is not None:
@@ -249,13 +289,21 @@ class Life(LocalTarget):
     def _stop_with(self, reason: ExitReason) -> None:
         if self._stop is None:
             self._stop = reason
-            self.mailbox.wake()
+            self._wake()
+
+    def _fail(self, reason: ExitReason) -> None:
+        self._failure = self._failure or reason
 
     def _abort(self, reason: ExitReason) -> None:
-        self._failure = self._failure or reason
-        self._aborted = True
-        if self._main is not None:
-            self._main.cancel()
+        self._fail(reason)
+        if self._main is None:
+            self._wake()
+        elif self._current is not None or self.exit is not None:
+            self._main.cancel()  # of a handler, of `started`, of `stopping`
+
+    def _scope(self) -> Envelope:
+        """What its background tasks and its `stopping` run in."""
+        return Envelope(None, INSIDE, self, 0, 0)
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -264,7 +312,7 @@ class Life(LocalTarget):
         self._fail_what_waits(reason)
         if self._background is not None:
             self._background.cancel_timers()
-        CURRENT.set(self._scope)
+        CURRENT.set(self._scope())
         main = cast("asyncio.Task[None]", self._main)
         while main.cancelling():
             main.uncancel()
@@ -287,12 +335,13 @@ class Life(LocalTarget):
         self._gone(reason)
 
     def _cancel_tasks(self) -> list[asyncio.Task[Any]]:
-        for task in self._handling:
+        handling = [*(self._handling or ())]
+        for task in handling:
             task.cancel()
-        return [*self._handling, *(self._background.cancel() if self._background is not None else ())]
+        return [*handling, *(self._background.cancel() if self._background is not None else ())]
 
     def _fail_what_waits(self, reason: ExitReason) -> None:
-        waiting = [*self._handling.values()]
+        waiting = [*(self._handling or {}).values()]
         if self._current is not None:
             waiting.append(self._current)
         unread = self.mailbox.close()

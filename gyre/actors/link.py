@@ -17,6 +17,7 @@ from gyre.actors.transport import Channel
 from gyre.actors.wire import (
     MAX_FRAME_BYTES,
     TELL,
+    Beat,
     Booted,
     Cancel,
     Demand,
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from gyre.actors.node import Node
 
 
+# Beats in a row without a sign of life after which a peer counts as gone.
+MISSED_BEATS = 3
+
+
 class Link:
     """Dialled or accepted; frames sent before it is open wait. When it is lost, everything on it fails
     with `gone` and it is never used again."""
@@ -50,12 +55,15 @@ class Link:
         self.dialled = dialled
         self.gone: ExitReason | None = None
         self.opened = asyncio.Event()
+        self.far = False
         self.pending: dict[int, PendingAsk | PendingStream] = {}
         self.incoming: dict[int, RemoteAnswer] = {}
         self._channel: Channel | None = None
         self._outbox: list[bytes] = []
         self._sent = 0
         self._received = 0
+        self._beaten = (0, 0)
+        self._silent = 0
         self.flows = Flows()
         self._taken: dict[int, int] = {}
         self._watched: dict[int, tuple[Ref, dict[int, LocalTarget]]] = {}
@@ -64,6 +72,7 @@ class Link:
 
     def open(self, channel: Channel, peer_name: str) -> None:
         self._channel = channel
+        self.far = channel.far
         self.peer_name = peer_name
         channel.limit_bytes = MAX_FRAME_BYTES
         channel.receiver = self
@@ -125,6 +134,23 @@ class Link:
     def close(self) -> None:
         if self._channel is not None:
             self._channel.close()
+
+    def beat(self) -> bool:
+        """Sends a sign of life where nothing was sent since the last beat. Whether the peer has given one
+        within MISSED_BEATS."""
+        sent, received = self._beaten
+        if sent == self._sent:
+            self.send(Beat(0))
+        self._silent = self._silent + 1 if received == self._received else 0
+        self._beaten = (self._sent, self._received)
+        return self._silent <= MISSED_BEATS
+
+    def give_up(self, why: str) -> None:
+        """Nobody is there any more."""
+        channel = self._channel
+        self.lost(why)
+        if channel is not None:
+            channel.abort()
 
     # --- room -----------------------------------------------------------------------------------
 
@@ -223,6 +249,9 @@ class Link:
             self.node.processes.watched(self.peer_id, frame.id)
         self._tell_watchers(frame.id, frame.reason)
 
+    def _on_beat(self, frame: Beat) -> None:
+        """That it came is all it says."""
+
     def _on_process(self, frame: Booted | Ended | Shutdown) -> None:
         self.node.processes.received(self.peer_id, frame)
 
@@ -282,4 +311,5 @@ _ON: dict[type[Frame], Callable[[Link, Any], None]] = {
     Booted: Link._on_process,
     Ended: Link._on_process,
     Shutdown: Link._on_process,
+    Beat: Link._on_beat,
 }

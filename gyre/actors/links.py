@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from gyre.actors.errors import ExitReason, LinkLost
 from gyre.actors.handshake import Crossed, DiallerHandshake, HandshakeFailed, ListenerHandshake, Peer, verdict
-from gyre.actors.link import Link
+from gyre.actors.link import MISSED_BEATS, Link
 from gyre.actors.log import log
 from gyre.actors.ref import Ref
-from gyre.actors.transport import CLOSED, Channel, dial
+from gyre.actors.transport import CLOSED, Channel
 
 if TYPE_CHECKING:
     from gyre.actors.node import Node
@@ -27,7 +27,8 @@ class Links:
         self._links: dict[str, Link] = {}
         self._over: dict[str, ExitReason] = {}
         self._dialling: set[asyncio.Task[None]] = set()
-        self._greeting: set[Channel] = set()
+        self._greeting: dict[Channel, None] = {}
+        self._heart: asyncio.TimerHandle | None = None
 
     def get(self, node_id: str) -> Link | None:
         return self._links.get(node_id)
@@ -73,10 +74,26 @@ class Links:
             link.close()
 
     def accept(self, channel: Channel) -> _Greeting:
-        self._greeting.add(channel)
+        self._greeting[channel] = None
         return _Greeting(self, channel)
 
+    def opened(self, link: Link, channel: Channel, peer_name: str) -> None:
+        """The handshake is over."""
+        link.open(channel, peer_name)
+        if link.far and self._heart is None:
+            self._heart = self._node.loop.call_later(self._node.heartbeat_s, self._beat)
+
+    def _beat(self) -> None:
+        far = [link for link in self.all() if link.far and link.is_open]
+        window_s = self._node.heartbeat_s * (MISSED_BEATS + 1)
+        for link in far:
+            if not link.beat():
+                link.give_up(f"no sign of life for {window_s:g} s")
+        self._heart = self._node.loop.call_later(self._node.heartbeat_s, self._beat) if far else None
+
     def close(self) -> None:
+        if self._heart is not None:
+            self._heart.cancel()
         for task in self._dialling:
             task.cancel()
         for link in self.all():
@@ -106,9 +123,9 @@ class Links:
                 self.on_lost(link, str(error))
 
     async def _greet(self, link: Link) -> None:
-        handshake = DiallerHandshake(self._node.token, self._node.peer)
-        dialling = _Dialling(link, handshake, self._node.loop.create_future())
-        channel = await dial(link.endpoint, dialling)
+        handshake = DiallerHandshake(self._node.token, self._node.peer, self._node.nonce())
+        dialling = _Dialling(self, link, handshake, self._node.loop.create_future())
+        channel = await self._node.dial(link.endpoint, dialling)
         dialling.channel = channel
         try:
             channel.send(handshake.hello())
@@ -132,11 +149,11 @@ class Links:
             link = self._links[peer.node_id] = Link(self._node, peer.node_id, peer.endpoint, dialled=False)
         link.dialled = False
         channel.send(verdict("welcome"))
-        link.open(channel, peer.name)
+        self.opened(link, channel, peer.name)
         return True
 
     def greeting_over(self, channel: Channel, why: str = "") -> None:
-        self._greeting.discard(channel)
+        self._greeting.pop(channel, None)
         if why:
             log.warning("peer_refused", node=self._node.name, why=why)
 
@@ -144,7 +161,10 @@ class Links:
 class _Dialling:
     """Receives the listener's side of the handshake."""
 
-    def __init__(self, link: Link, handshake: DiallerHandshake, done: asyncio.Future[None]) -> None:
+    def __init__(
+        self, links: Links, link: Link, handshake: DiallerHandshake, done: asyncio.Future[None]
+    ) -> None:
+        self._links = links
         self.done = done
         self.channel: Channel | None = None
         self._link = link
@@ -167,7 +187,7 @@ class _Dialling:
         if self._link.is_open or self._link.gone is not None:
             self._finish(Crossed("the peer was faster"))
             return
-        self._link.open(self.channel, self._handshake.peer.name)
+        self._links.opened(self._link, self.channel, self._handshake.peer.name)
         self._finish(None)
 
     def lost(self, why: str) -> None:
@@ -189,7 +209,7 @@ class _Greeting:
         node = links._node
         self._links = links
         self._channel = channel
-        self._handshake = ListenerHandshake(node.token, node.peer)
+        self._handshake = ListenerHandshake(node.token, node.peer, node.nonce())
         self._met = False
         self._timer = node.loop.call_later(HANDSHAKE_TIMEOUT_S, channel.close)
 

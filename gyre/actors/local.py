@@ -30,6 +30,22 @@ class LocalTarget:
     """The outside of a Life. `exit` is set from the moment no message is taken any more; `ended` resolves
     when all of it, children included, is gone."""
 
+    __slots__ = (
+        "_current",
+        "_handlers",
+        "_loop",
+        "_monitored",
+        "ended",
+        "exit",
+        "id",
+        "mailbox",
+        "node",
+        "ref",
+        "table",
+        "watched",
+        "watchers",
+    )
+
     def __init__(self, node: Node, table: HandlerTable, name: str, incarnation: int, capacity: int) -> None:
         self.node = node
         self.id = node.new_id()
@@ -37,7 +53,7 @@ class LocalTarget:
         self.mailbox = Mailbox(capacity)
         self.watchers = Watchers(self.ref)
         self.watched = False
-        self._monitored: set[Ref] = set()
+        self._monitored: dict[Ref, None] | None = None
         self.exit: ExitReason | None = None
         self.ended: asyncio.Future[ExitReason] = node.loop.create_future()
         self.table = table
@@ -123,24 +139,34 @@ class LocalTarget:
     def monitor(self, ref: Ref) -> None:
         if Down not in self._handlers:
             raise TypeError(f"{self.table.actor} monitors {ref.label} but does not handle Down")
-        self._monitored.add(ref)
+        if self._monitored is None:
+            self._monitored = {}
+        self._monitored[ref] = None
         ref.target.watch(ref, self)
 
     def demonitor(self, ref: Ref) -> None:
-        self._monitored.discard(ref)
+        self._forget_monitored(ref)
         ref.target.unwatch(ref, self)
 
     def stop_watching(self, reason: ExitReason) -> None:
         """It is gone: it monitors nobody, and whoever monitors it learns why."""
-        for ref in self._monitored:
+        monitored, self._monitored = self._monitored, None
+        for ref in monitored or ():
             ref.target.unwatch(ref, self)
-        self._monitored.clear()
         self.watchers.tell(reason)
+
+    def _forget_monitored(self, ref: Ref) -> None:
+        if self._monitored is not None:
+            self._monitored.pop(ref, None)
 
     # --- what a link, a parent or a node needs --------------------------------------------------
 
     def put(self, envelope: Envelope) -> None:
         """Takes a message, room or not."""
+        raise NotImplementedError
+
+    def put_system(self, envelope: Envelope) -> None:
+        """Takes a message of the runtime's own."""
         raise NotImplementedError
 
     def cancel(self, envelope: Envelope) -> None:
@@ -150,10 +176,10 @@ class LocalTarget:
     def deliver(self, message: Tell) -> None:
         """A message of the runtime's own; ignored by an actor that does not handle it."""
         if isinstance(message, Down):
-            self._monitored.discard(message.ref)
+            self._forget_monitored(message.ref)
         handler = self._handlers.get(type(message))
         if handler is not None and self.exit is None:
-            self.mailbox.put_system(Envelope(message, handler, self, self.node.new_id(), 0))
+            self.put_system(Envelope(message, handler, self, self.node.new_id(), 0))
 
     def check_cycle(self, chain: Chain) -> None:
         """Raises WouldDeadlock when the message at hand is one of those that wait."""

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import secrets
+import random
 import sys
-import tempfile
 from collections.abc import Callable
+from contextvars import copy_context
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
 from gyre.actors.boot import Boot
+from gyre.actors.carrier import Carrier, OsProcess
 from gyre.actors.deadletters import DeadLetters
 from gyre.actors.deadlines import Deadlines
-from gyre.actors.errors import ExitReason, NodeFailed, SpawnFailed
+from gyre.actors.envelope import CURRENT
+from gyre.actors.errors import ExitReason, LinkLost, NodeFailed, SpawnFailed
 from gyre.actors.family import Family, Running
-from gyre.actors.handshake import Peer
+from gyre.actors.handshake import NONCE_BYTES, Peer
 from gyre.actors.life import Life
 from gyre.actors.links import Links
 from gyre.actors.log import log
@@ -28,7 +30,7 @@ from gyre.actors.ref import Ref, Target
 from gyre.actors.remote import Nowhere, RemoteTarget
 from gyre.actors.specs import ProcessSpec, Spec
 from gyre.actors.supervision import Supervision
-from gyre.actors.transport import Listener, TransportName, listen
+from gyre.actors.transport import Channel, Listener, Receiver, Transport, TransportName, make_transport
 from gyre.actors.wire import Codec
 
 EXITS_KEPT = 1024
@@ -40,39 +42,44 @@ class Node:
     process, socket or task is left. A top-level actor whose failure nobody handles cancels the body, and
     NodeFailed is raised from it.
 
-    Nothing listens until a child process is spawned or `listen` is called; then on a unix socket in a
-    private folder, or on TCP at `host`. Peers must hold the same `token`.
+    Nothing listens until a child process is spawned or `listen` is called; then on a unix socket in the
+    folder `where`, by default a new one, or on TCP at the address `where`, by default 127.0.0.1. Peers must
+    hold the same `token`. Of a peer on another machine nothing is heard when the machine dies: it counts as
+    gone after four times `heartbeat_s` of silence. All that is random comes from `rng`, time from the loop.
     """
 
     def __init__(
         self,
         name: str,
         *,
-        transport: TransportName = "unix",
-        host: str = "127.0.0.1",
-        folder: Path | None = None,
+        transport: TransportName | Transport = "unix",
+        where: str = "",
         token: bytes | None = None,
         node_id: str | None = None,
+        heartbeat_s: float = 5.0,
+        rng: random.Random | None = None,
+        carrier: Callable[[Node, ProcessSpec], Carrier] = OsProcess,
         supervision: Supervision | None = None,
     ) -> None:
         self.name = name
+        self.carrier = carrier
+        self.heartbeat_s = heartbeat_s
+        self.rng = rng or random.SystemRandom()
         self.id = node_id or self.new_node_id()
-        self.token = token or secrets.token_bytes(32)
-        self.transport = transport
-        self.host = host
+        self.token = token or self.rng.randbytes(32)
+        self.transport = make_transport(transport, where) if isinstance(transport, str) else transport
+        self._others: dict[str, Transport] = {}
         self.lives: dict[int, Life] = {}
-        self.dead_letters = DeadLetters(name)
+        self.dead_letters = DeadLetters(name, lambda: self.loop.time())
         self.processes = Processes()
         self.remote = RemoteTarget(self)
         self.codec = Codec(self.id, lambda: self.endpoint, self.bind)
         self.links = Links(self)
-        self._folder = folder
-        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
         self._listener: Listener | None = None
         self._listening = asyncio.Lock()
         self._exits: dict[int, ExitReason] = {}
         # Ids of messages and lives: unique over the nodes of a job without a word between them.
-        self.new_id: Callable[[], int] = itertools.count((secrets.randbits(30) << 32) + 1).__next__
+        self.new_id: Callable[[], int] = itertools.count((self.rng.getrandbits(30) << 32) + 1).__next__
         self._family = Family(self, name, supervision or Supervision(), self._fail, _ignore)
         self._failed: NodeFailed | None = None
         self._owner: asyncio.Task[object] | None = None
@@ -104,12 +111,7 @@ class Node:
         """Listens, if it does not yet; the endpoint."""
         async with self._listening:
             if self._listener is None:
-                if self.transport == "unix" and self._folder is None:
-                    self._own_folder = tempfile.TemporaryDirectory(prefix="gyre-", dir=_short_folder())
-                    self._folder = Path(self._own_folder.name)
-                self._listener = await listen(
-                    self.transport, self.id, self.links.accept, folder=self._folder, host=self.host
-                )
+                self._listener = await self.transport.listen(self.id, self.links.accept)
         return self._listener.endpoint
 
     async def __aenter__(self) -> Self:
@@ -119,6 +121,9 @@ class Node:
         self._owner = asyncio.current_task()
         self._cancels = self._owner.cancelling() if self._owner is not None else 0
         self._in_body = True
+        # Of tasks that are nobody's: they run in no message's scope.
+        self.context = copy_context()
+        self.context.run(CURRENT.set, None)
         return self
 
     async def __aexit__(
@@ -134,9 +139,26 @@ class Node:
 
     # --- for the rest of the runtime ------------------------------------------------------------
 
-    @staticmethod
-    def new_node_id() -> str:
-        return secrets.token_hex(8)
+    def new_node_id(self) -> str:
+        return self.rng.randbytes(8).hex()
+
+    def nonce(self) -> bytes:
+        return self.rng.randbytes(NONCE_BYTES)
+
+    async def dial(self, endpoint: str, receiver: Receiver) -> Channel:
+        """LinkLost where nobody answers."""
+        scheme, _, rest = endpoint.partition(":")
+        try:
+            transport = self.transport if scheme == self.transport.scheme else self._other(scheme)
+            return await transport.dial(rest, receiver)
+        except (OSError, ValueError, LinkLost) as error:
+            raise LinkLost(f"cannot reach {endpoint!r}: {error}") from error
+
+    def _other(self, scheme: str) -> Transport:
+        """A transport that this node only dials by."""
+        if scheme not in self._others:
+            self._others[scheme] = make_transport(scheme)
+        return self._others[scheme]
 
     @property
     def endpoint(self) -> str:
@@ -156,7 +178,7 @@ class Node:
     async def launch(self, spec: Spec, incarnation: int) -> Running:
         """A new life; when it could not start it has `ended` already. SpawnFailed where none was begun."""
         if isinstance(spec, ProcessSpec):
-            if self.transport == "memory":
+            if self.transport.scheme == "memory":
                 raise SpawnFailed(spec.name, ExitReason(kind="error", message="memory ends at this process"))
             await self.listen()
             process = ChildProcess(self, spec, incarnation)
@@ -184,9 +206,8 @@ class Node:
             parent=self.peer,
             parent_pid=os.getpid(),
             token=self.token,
-            transport=self.transport,
-            host=self.host,
-            folder=str(self._folder or ""),
+            transport=self.transport.scheme,
+            where=self.transport.where,
             sys_path=[str(Path(entry).absolute()) for entry in sys.path],
             python_path=os.environ.get("PYTHONPATH"),
         )
@@ -230,8 +251,7 @@ class Node:
             self.deadlines.close()
             self.dead_letters.close()
             await asyncio.sleep(0)  # closed transports tell their protocols on the next turn
-            if self._own_folder is not None:
-                self._own_folder.cleanup()
+            self.transport.close()
 
     async def _reap(self) -> None:
         ends = [process.ended for process in self.processes.all()]
@@ -242,8 +262,3 @@ class Node:
 
 def _ignore(message: Tell) -> None:
     """A node has no mailbox."""
-
-
-def _short_folder() -> str | None:
-    """The path of a unix socket has 107 bytes at most; a deep TMPDIR is not used."""
-    return None if len(tempfile.gettempdir()) < 60 else "/tmp"

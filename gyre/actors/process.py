@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gyre.actors.boot import Boot
 from gyre.actors.errors import ExitReason
+from gyre.actors.family import Running
 from gyre.actors.log import log
-from gyre.actors.output import Output
 from gyre.actors.ref import Ref
 from gyre.actors.specs import ProcessSpec
 from gyre.actors.wire import Booted, Ended, Frame, Shutdown
@@ -42,9 +36,7 @@ class ChildProcess:
         # Until it has booted nobody sees this Ref.
         self.ref = self._ref("", 0, incarnation)
         self._booted: asyncio.Future[None] = node.loop.create_future()
-        self._output = Output(node.loop, spec.log_path)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = -1
+        self._carrier = node.carrier(node, spec)
         self._reported: ExitReason | None = None
         self._asked_to_stop = False
         self._timers: list[asyncio.TimerHandle] = []
@@ -53,7 +45,9 @@ class ChildProcess:
         """Returns when its actor has started, or `ended` says why not."""
         loop = self.node.loop
         try:
-            self._spawn(self.node.boot(self.spec, self.node_id, self.ref.incarnation))
+            boot = self.node.boot(self.spec, self.node_id, self.ref.incarnation)
+            self._carrier.start(boot, self._ended)
+            log.info("process_started", actor=self.ref.label, pid=self._carrier.pid)
             async with asyncio.timeout(self.spec.start_timeout_s):
                 either: list[asyncio.Future[Any]] = [self._booted, self.ended]
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -61,17 +55,16 @@ class ChildProcess:
             self._reported = ExitReason(
                 kind="error", message=f"its actor had not started after {self.spec.start_timeout_s:g} s"
             )
-            self._signal(signal.SIGKILL)
+            self._carrier.signal(signal.SIGKILL)
             await self.ended
         except OSError as error:
-            self._output.close()
             self.ended.set_result(ExitReason.of(error))
         except asyncio.CancelledError:
             self._asked_to_stop = True
-            self._signal(signal.SIGKILL)
+            self._carrier.signal(signal.SIGKILL)
             raise
         if self._reported is not None and not self.ended.done():
-            self._timers.append(loop.call_later(ENDED_GRACE_S, self._signal, signal.SIGKILL))
+            self._timers.append(loop.call_later(ENDED_GRACE_S, self._carrier.signal, signal.SIGKILL))
             await self.ended
 
     def _ref(self, endpoint: str, id: int, incarnation: int) -> Ref:
@@ -87,7 +80,9 @@ class ChildProcess:
                 self._reported = frame.reason
             case Ended():
                 self._reported = frame.reason
-                self._timers.append(self.node.loop.call_later(ENDED_GRACE_S, self._signal, signal.SIGKILL))
+                self._timers.append(
+                    self.node.loop.call_later(ENDED_GRACE_S, self._carrier.signal, signal.SIGKILL)
+                )
             case _:
                 return
         if not self._booted.done():
@@ -99,7 +94,7 @@ class ChildProcess:
 
     def _outlives_its_link(self) -> None:
         if self._reported is None:
-            self._signal(signal.SIGKILL)
+            self._carrier.signal(signal.SIGKILL)
         else:
             self._over(self._reported)  # what it still does on its way out concerns nobody
 
@@ -116,54 +111,19 @@ class ChildProcess:
         if link is not None:
             link.send(Shutdown(0))
         until_term_s = max(self.spec.shutdown_s - TERM_BEFORE_KILL_S, self.spec.shutdown_s / 2)
-        self._timers.append(self.node.loop.call_later(until_term_s, self._signal, signal.SIGTERM))
+        self._timers.append(self.node.loop.call_later(until_term_s, self._carrier.signal, signal.SIGTERM))
 
     def kill(self) -> None:
         self._asked_to_stop = True
-        self._signal(signal.SIGKILL)
+        self._carrier.signal(signal.SIGKILL)
 
-    # --- the process ----------------------------------------------------------------------------
+    # --- its end --------------------------------------------------------------------------------
 
-    def _spawn(self, boot: Boot) -> None:
-        # Not in a thread: PR_SET_PDEATHSIG fires when the *thread* that started the child ends.
-        stdin = os.memfd_create("gyre-boot")
-        try:
-            os.write(stdin, msgspec.msgpack.encode(boot))
-            os.lseek(stdin, 0, os.SEEK_SET)
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", "-X", "faulthandler", "-m", "gyre.actors.child", self.spec.name],
-                stdin=stdin,
-                stdout=self._output.fd,
-                stderr=self._output.fd,
-                env=_environment(self.spec.environment),
-                start_new_session=True,
-            )
-        finally:
-            os.close(stdin)
-        self._output.started()
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self.node.loop.add_reader(self._pidfd, self._on_exit)
-        log.info("process_started", actor=self.ref.label, pid=self._process.pid)
-
-    def _signal(self, number: signal.Signals) -> None:
-        """To the whole group. Before it is reaped its pid cannot be another's."""
-        if self._process is not None and self._process.returncode is None:
-            try:
-                os.killpg(self._process.pid, number)
-            except ProcessLookupError:
-                return
-
-    def _on_exit(self) -> None:
-        assert self._process is not None
-        self._signal(signal.SIGKILL)  # what it left of its group
-        self.node.loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        code = self._process.wait()
+    def _ended(self, code: int, tail: tuple[str, ...]) -> None:
         for timer in self._timers:
             timer.cancel()
-        tail = self._output.close()
         reason = self._reason(code, tail)
-        log.info("process_ended", actor=self.ref.label, pid=self._process.pid, reason=str(reason))
+        log.info("process_ended", actor=self.ref.label, pid=self._carrier.pid, reason=str(reason))
         self.node.processes.forget(self)
         self._over(reason)
         self.ended.set_result(reason)
@@ -189,12 +149,6 @@ class ChildProcess:
 
 def _signal_name(code: int) -> str | None:
     return signal.Signals(-code).name if code < 0 else None
-
-
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    root = str(Path(__file__).parents[2])
-    path = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, **extra, "PYTHONPATH": os.pathsep.join(path)}
 
 
 class Processes:
@@ -242,12 +196,30 @@ class Parent:
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
-        self.stop = asyncio.Event()
-        self.gone = False
+        self._stop = asyncio.Event()
+        self._life: Running | None = None
 
     def wants_stop(self) -> None:
-        self.stop.set()
+        self._stop.set()
 
     def lost(self) -> None:
-        self.gone = True
-        self.stop.set()
+        self._stop.set()
+
+    def terminate(self) -> None:
+        """SIGTERM: the first asks it to stop, the next ends what does not."""
+        if self._stop.is_set() and self._life is not None:
+            self._life.kill()
+        self._stop.set()
+
+    async def outlive(self, life: Running, shutdown_s: float) -> ExitReason:
+        """Until the life ends, or the stop that the parent wants has ended it."""
+        stop = asyncio.ensure_future(self._stop.wait())
+        either: list[asyncio.Future[Any]] = [life.ended, stop]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not life.ended.done():
+            self._life = life
+            life.request_stop()
+            await asyncio.wait([life.ended], timeout=shutdown_s)
+            life.kill()
+        return await life.ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from gyre.actors.actor import Actor
@@ -16,6 +17,14 @@ class WhereIs(Ask[Ref | None], frozen=True, kw_only=True):
     """To a Supervisor: its living child of that name."""
 
     name: str
+
+
+class AwaitChild(Ask[Ref], frozen=True, kw_only=True):
+    """To a Supervisor: its child of that name as soon as it lives; with `after`, a later life than that one.
+    LookupError where it was never given such a child."""
+
+    name: str
+    after: Ref | None = None
 
 
 class Follow(Tell, frozen=True, kw_only=True):
@@ -37,6 +46,7 @@ class Supervisor(Actor):
     ) -> None:
         self._children = tuple(children)
         self._followers: list[Ref] = []
+        self._anew = asyncio.Condition()
         self.supervision = Supervision(strategy, max_restarts, window_s)
 
     async def started(self) -> None:
@@ -47,11 +57,22 @@ class Supervisor(Actor):
     async def where_is(self, message: WhereIs) -> Ref | None:
         return self.context.child(message.name)
 
+    @handles(AwaitChild, concurrent=True)
+    async def await_child(self, message: AwaitChild) -> Ref:
+        if message.name not in {spec.name for spec in self._children}:
+            raise LookupError(f"{self.context.ref.name} has no child {message.name!r}")
+        async with self._anew:
+            while (ref := self.context.child(message.name)) is None or ref == message.after:
+                await self._anew.wait()
+        return ref
+
     @handles(Follow)
     async def follow(self, message: Follow) -> None:
         self._followers.append(message.watcher)
 
     @handles(Restarted)
     async def restarted(self, message: Restarted) -> None:
+        async with self._anew:
+            self._anew.notify_all()
         for watcher in self._followers:
             await watcher.tell(message)

@@ -16,19 +16,22 @@ class Watchers:
 
     def __init__(self, ref: Ref) -> None:
         self._ref = ref
-        self._tell: dict[Hashable, Callable[[Down], None]] = {}
+        self._tell: dict[Hashable, Callable[[Down], None]] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._tell)
 
     def add(self, key: Hashable, tell: Callable[[Down], None]) -> None:
+        if self._tell is None:
+            self._tell = {}
         self._tell[key] = tell
 
     def discard(self, key: Hashable) -> None:
-        self._tell.pop(key, None)
+        if self._tell is not None:
+            self._tell.pop(key, None)
 
     def tell(self, reason: ExitReason) -> None:
         """The life is over."""
-        watchers, self._tell = list(self._tell.values()), {}
-        for tell in watchers:
+        watchers, self._tell = self._tell, None
+        for tell in (watchers or {}).values():
             tell(Down(ref=self._ref, reason=reason))

@@ -121,8 +121,25 @@ class Shutdown(Frame, tag=13):
     """A parent to its child process: stop the actor, then end."""
 
 
+class Beat(Frame, tag=14):
+    """A sign of life, where there is nothing else to say."""
+
+
 AnyFrame = (
-    Request | Reply | Failed | Item | End | Cancel | Taken | Demand | Watch | Gone | Booted | Ended | Shutdown
+    Request
+    | Reply
+    | Failed
+    | Item
+    | End
+    | Cancel
+    | Taken
+    | Demand
+    | Watch
+    | Gone
+    | Booted
+    | Ended
+    | Shutdown
+    | Beat
 )
 
 

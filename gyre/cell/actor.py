@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from gyre.actors import Actor, Ask, Down, ProcessSpec, Ref, WhereIs, handles
+from gyre.actors import Actor, Ask, Down, ProcessSpec, Ref, handles
 from gyre.cell.core import Core
 from gyre.cell.engine.base import EngineMetrics
 from gyre.cell.messages import (
@@ -34,11 +34,10 @@ from gyre.cell.messages import (
     UpdateWeights,
 )
 from gyre.cell.role_change import RoleChange
-from gyre.cell.store import GetStoreAddress
+from gyre.cell.store import Rendezvous
 from gyre.cell.training import ACCEPT_TIMEOUT_S, TrainingLoop
 from gyre.cell.worker_messages import (
     BeginTraining,
-    BuildGroup,
     CellSetup,
     GetRankStatus,
     Loaded,
@@ -81,8 +80,8 @@ class CellActor(Actor):
         self._role: CellRole = "rollout"
         self._changing = True
         self._version = -1
-        self._generation = 0
         self._loop: TrainingLoop | None = None
+        self._rendezvous: Rendezvous
         self._core = (
             Core(config.setup, config.queue, self._ask_ranks, self._ask_rank) if config.core is None else None
         )
@@ -90,6 +89,8 @@ class CellActor(Actor):
         self._status_before: tuple[float, int, float] = (time.monotonic(), 0, 0.0)
 
     async def started(self) -> None:
+        life = f"cell{self._cell}/life{self.context.incarnation}"
+        self._rendezvous = Rendezvous(self._config.stores, life, CHANGE_TIMEOUT_S)
         # Not here: processes of all cells start side by side, and each takes seconds to import torch.
         self.context.run(self._join(), name="join")
 
@@ -200,7 +201,7 @@ class CellActor(Actor):
         return RoleChange(
             self._cell,
             ranks=self._ask_ranks,
-            group=self._next_group,
+            group=self._rendezvous.next_group,
             pull=self._pull,
             release=self._release,
         )
@@ -287,16 +288,6 @@ class CellActor(Actor):
 
     async def _ask_rank(self, rank: int, message: Ask[Any]) -> Any:
         return await self._ranks[rank].ask(message, timeout_s=CHANGE_TIMEOUT_S)
-
-    async def _next_group(self) -> BuildGroup:
-        # Asked for anew each time: a store that died has been restarted by its supervisor.
-        store = await self._config.stores.ask(WhereIs(name="store"), timeout_s=CHANGE_TIMEOUT_S)
-        if store is None:
-            raise RuntimeError("the rendezvous store is down")
-        address = await store.ask(GetStoreAddress(), timeout_s=CHANGE_TIMEOUT_S)
-        self._generation += 1
-        prefix = f"cell{self._cell}/life{self.context.incarnation}/group{self._generation}"
-        return BuildGroup(host=address.host, port=address.port, prefix=prefix)
 
     async def _pull(self, kind: Any) -> Snapshot:
         if self._core is not None:

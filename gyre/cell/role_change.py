@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
-from gyre.actors import Ask
+from gyre.actors import Ask, RemoteError
 from gyre.cell.messages import CellRole, RoleChanged, Snapshot
 from gyre.cell.worker_messages import (
     BeginTraining,
@@ -53,7 +53,7 @@ class RoleChange:
         async with self._in("sleep_engines"):
             await self._ranks(SleepEngine())
         async with self._in("build_group"):
-            await self._ranks(await self._group())
+            await self._build_group()
         async with self._in("pull_weights"):
             snapshot = await self._pull("training")
         async with self._in("begin_training"):
@@ -81,6 +81,18 @@ class RoleChange:
             await self._ranks(UpdateEngine(version=snapshot.version, region=snapshot.region))
             await self._release(snapshot)
         return self._done("rollout", snapshot.version)
+
+    async def _build_group(self) -> None:
+        """A store that died while the ranks met there is no fault of theirs: they meet again at the next."""
+        group = await self._group()
+        while True:
+            try:
+                await self._ranks(group)
+                return
+            except RemoteError:
+                tried, group = group, await self._group()
+                if (tried.host, tried.port) == (group.host, group.port):
+                    raise
 
     @asynccontextmanager
     async def _in(self, state: str) -> AsyncIterator[None]:

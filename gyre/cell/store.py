@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gyre.actors import Actor, Ask, handles
+from gyre.actors import Actor, ActorDied, Ask, AwaitChild, LinkLost, Ref, handles
+from gyre.cell.worker_messages import BuildGroup
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -51,3 +52,32 @@ class StoreActor(Actor):
 
         # Bound and held by the store itself: no port is picked before it is used.
         return TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+
+
+class Rendezvous:
+    """Where the next group of one cell's ranks meets. Outlives the store: `stores`, its supervisor, starts it
+    anew."""
+
+    def __init__(self, stores: Ref, life: str, timeout_s: float) -> None:
+        self._stores = stores
+        self._life = life
+        self._timeout_s = timeout_s
+        self._generation = 0
+
+    async def next_group(self) -> BuildGroup:
+        """Under a prefix that no group had before. Waits while the store is down."""
+        address = await self._store()
+        self._generation += 1
+        prefix = f"{self._life}/group{self._generation}"
+        return BuildGroup(host=address.host, port=address.port, prefix=prefix)
+
+    async def _store(self) -> StoreAddress:
+        dead: Ref | None = None
+        async with asyncio.timeout(self._timeout_s):
+            while True:
+                living = AwaitChild(name="store", after=dead)
+                store = await self._stores.ask(living, timeout_s=self._timeout_s)
+                try:
+                    return await store.ask(GetStoreAddress(), timeout_s=self._timeout_s)
+                except (ActorDied, LinkLost):
+                    dead = store

@@ -110,7 +110,7 @@ def assert_nothing_is_kept(node: Node) -> None:
     for life in node.lives.values():
         assert life.mailbox.running == 0
         assert not life.mailbox.queue
-        assert life._handling == {}
+        assert not life._handling
     for link in node.links.all():
         assert link.pending == {}
         assert link.incoming == {}

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.actors.handshake import (
+    NONCE_BYTES,
     Crossed,
     DiallerHandshake,
     HandshakeFailed,
@@ -14,11 +15,12 @@ from gyre.actors.handshake import (
 )
 
 TOKEN = b"t" * 32
+NONCE_A, NONCE_B = b"a" * NONCE_BYTES, b"b" * NONCE_BYTES
 A, B = Peer("a" * 16, "a", "unix:/a"), Peer("b" * 16, "b", "unix:/b")
 
 
 def pair(theirs: bytes = TOKEN) -> tuple[DiallerHandshake, ListenerHandshake]:
-    return DiallerHandshake(TOKEN, A), ListenerHandshake(theirs, B)
+    return DiallerHandshake(TOKEN, A, NONCE_A), ListenerHandshake(theirs, B, NONCE_B)
 
 
 def test_both_prove_themselves_and_know_each_other() -> None:
@@ -39,7 +41,7 @@ def test_the_dialler_refuses_a_listener_with_another_token() -> None:
 
 def test_the_listener_refuses_a_dialler_with_another_token() -> None:
     impostor, _ = pair()
-    honest = ListenerHandshake(b"x" * 32, B)
+    honest = ListenerHandshake(b"x" * 32, B, NONCE_B)
     impostor._token = TOKEN
     answer = honest.on_hello(memoryview(impostor.hello()))
     impostor._check = lambda side, proof: None  # type: ignore[method-assign]
@@ -50,7 +52,7 @@ def test_the_listener_refuses_a_dialler_with_another_token() -> None:
 def test_a_proof_cannot_be_reflected() -> None:
     """The listener's own proof, sent back by one who has no token."""
     _, listener = pair()
-    dialler = DiallerHandshake(b"?" * 32, A)
+    dialler = DiallerHandshake(b"?" * 32, A, NONCE_A)
     answer = listener.on_hello(memoryview(dialler.hello()))
     import msgspec
 
@@ -63,7 +65,7 @@ def test_a_proof_cannot_be_replayed() -> None:
     dialler, listener = pair()
     hello = dialler.hello()
     proof = dialler.on_hello(memoryview(listener.on_hello(memoryview(hello))))
-    again = ListenerHandshake(TOKEN, B)
+    again = ListenerHandshake(TOKEN, B, b"c" * NONCE_BYTES)
     again.on_hello(memoryview(hello))
     with pytest.raises(HandshakeFailed, match="wrong token"):
         again.on_proof(memoryview(proof))

@@ -26,7 +26,7 @@ from gyre.actors import (
 )
 from gyre.actors.flow import CREDIT
 from gyre.actors.framing import header
-from gyre.actors.handshake import DiallerHandshake, Peer
+from gyre.actors.handshake import NONCE_BYTES, DiallerHandshake, Peer
 from gyre.actors.streams import WINDOW_ITEMS
 from gyre.actors.transport import TransportName
 from tests.actors.conftest import life, start
@@ -402,7 +402,7 @@ async def test_a_stranger_is_refused_with_one_line(listening: Node, sent: bytes,
 
 async def authenticated(node: Node) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await stranger(node)
-    handshake = DiallerHandshake(TOKEN, Peer("f" * 16, "stranger", ""))
+    handshake = DiallerHandshake(TOKEN, Peer("f" * 16, "stranger", ""), b"n" * NONCE_BYTES)
     hello = handshake.hello()
     writer.write(framed(hello))
     proof = handshake.on_hello(memoryview(await read_frame(reader)))

@@ -7,11 +7,13 @@ import pytest
 from gyre.actors import (
     Actor,
     ActorDied,
+    AwaitChild,
     ChildSpec,
     Follow,
     Node,
     NodeFailed,
     Ref,
+    RemoteError,
     Restarted,
     Spec,
     Supervisor,
@@ -187,3 +189,20 @@ async def test_stopping_during_a_restart_leaves_nothing(node: Node) -> None:
         await node.stop(top)
     await asyncio.sleep(0)
     assert node.lives == {}
+
+
+async def test_who_waits_for_a_child_gets_its_next_life(node: Node) -> None:
+    top, _ = await supervised(node, [])
+    old = await top.ask(AwaitChild(name="b"))
+    assert old == await child(top, "b")
+    waiting = asyncio.ensure_future(top.ask(AwaitChild(name="b", after=old)))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await old.tell(Crash())
+    assert (await waiting).label == "b#2"
+
+
+async def test_waiting_for_a_child_that_never_was_is_an_error(node: Node) -> None:
+    top, _ = await supervised(node, [])
+    with pytest.raises(RemoteError, match="top has no child 'd'"):
+        await top.ask(AwaitChild(name="d"))

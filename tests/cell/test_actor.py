@@ -24,6 +24,7 @@ from gyre.cell.messages import (
     StageContribution,
     UpdateWeights,
 )
+from gyre.cell.store import Rendezvous, StoreAddress
 from gyre.cell.worker_messages import (
     AddShard,
     BeginTraining,
@@ -54,6 +55,13 @@ MANIFEST = Manifest(
 )
 
 
+class Meeting(Rendezvous):
+    """At a store that nobody asks for."""
+
+    async def _store(self) -> StoreAddress:
+        return StoreAddress(host="127.0.0.1", port=1)
+
+
 class Cell(CellActor):
     """Its ranks are not started."""
 
@@ -62,6 +70,7 @@ class Cell(CellActor):
         super().__init__(config)
 
     async def started(self) -> None:
+        self._rendezvous = Meeting(self.context.ref, "", 1.0)
         if self._core is not None:
             await self._core.first_snapshot(0, resumed=False)
         self.ranks.asked.clear()
@@ -71,10 +80,6 @@ class Cell(CellActor):
 
     async def _ask_rank(self, rank: int, message: Ask[Any]) -> Any:
         return await self.ranks.one(rank, message)
-
-    async def _next_group(self) -> BuildGroup:
-        self._generation += 1
-        return BuildGroup(host="127.0.0.1", port=1, prefix=f"group{self._generation}")
 
 
 class Witness(Actor):
@@ -174,7 +179,7 @@ async def test_a_cell_changes_its_role_and_back(house: House) -> None:
     ]
     await cell.ask(EnterTrain())
     groups = [m.prefix for m in house.ranks[1].asked if isinstance(m, BuildGroup)]
-    assert groups == ["group1", "group2"]
+    assert groups == ["/group1", "/group2"]
 
 
 async def test_a_cell_in_train_role_claims_and_hands_over_before_it_returns(house: House) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
+from gyre.actors import RemoteError
 from gyre.cell.messages import Snapshot
 from gyre.cell.role_change import RoleChange
 from gyre.cell.worker_messages import (
@@ -28,12 +30,13 @@ class Change:
 
     def __init__(self) -> None:
         self.ranks = Ranks()
+        self.groups = [GROUP]
         self.change = RoleChange(
             1, ranks=self.ranks.all, group=self._group, pull=self._pull, release=self._release
         )
 
     async def _group(self) -> BuildGroup:
-        return GROUP
+        return self.groups.pop(0) if len(self.groups) > 1 else self.groups[0]
 
     async def _pull(self, kind: Literal["training", "published"]) -> Snapshot:
         self.ranks.asked.append(f"pull {kind}")
@@ -107,3 +110,30 @@ async def test_a_state_that_fails_is_the_last(direction: str, failing: type, sta
         await getattr(made.change, direction)()
     assert made.change.state == state
     assert len(made.done) == done
+
+
+UNREACHABLE = RemoteError("torch.distributed:DistNetworkError", "connection refused", "")
+
+
+def meets(message: BuildGroup) -> None:
+    """The ranks, where the store at port 1 is dead."""
+    if message.port == 1:
+        raise UNREACHABLE
+
+
+async def test_ranks_meet_again_when_the_store_died_under_them() -> None:
+    made = Change()
+    made.ranks.answers[BuildGroup] = meets
+    made.groups.append(msgspec.structs.replace(GROUP, port=2))
+    changed = await made.change.to_train()
+    assert [m.port for m in made.done if isinstance(m, BuildGroup)] == [1, 2]
+    assert changed.role == "train"
+
+
+async def test_ranks_that_cannot_meet_at_a_living_store_fail_the_change() -> None:
+    made = Change()
+    made.ranks.answers[BuildGroup] = meets
+    with pytest.raises(RemoteError) as raised:
+        await made.change.to_train()
+    assert raised.value is UNREACHABLE
+    assert made.change.state == "build_group"

@@ -19,10 +19,11 @@ class Receiver(Protocol):
 
 
 class Channel(Protocol):
-    """Frames to one peer, in order, whole, or else `lost`."""
+    """Frames to one peer, in order, whole, or else `lost`. A `far` peer may vanish without a word."""
 
     receiver: Receiver
     limit_bytes: int
+    far: bool
 
     @property
     def writable(self) -> bool:
@@ -37,6 +38,9 @@ class Channel(Protocol):
     def close(self) -> None:
         """Sends what is queued, then ends."""
 
+    def abort(self) -> None:
+        """Ends at once: nobody reads there any more."""
+
 
 class Listener(Protocol):
     """A place where peers call."""
@@ -47,3 +51,20 @@ class Listener(Protocol):
 
 
 Accept = Callable[[Channel], Receiver]
+
+
+class Transport(Protocol):
+    """A way to other nodes. Its endpoints are `scheme:rest`. `where` is what another process needs to
+    listen as this one does: a folder, an address."""
+
+    scheme: str
+    where: str
+
+    async def listen(self, name: str, accept: Accept) -> Listener:
+        """As the node called `name`; `accept` gets each channel."""
+
+    async def dial(self, rest: str, receiver: Receiver) -> Channel:
+        """A channel to a listening node, its frames to `receiver`. OSError, ValueError, LinkLost."""
+
+    def close(self) -> None:
+        """What it made for itself goes; its listeners and channels are closed before."""

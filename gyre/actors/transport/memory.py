@@ -14,6 +14,7 @@ class MemoryChannel:
     """One end of a pair; a frame arrives at the other end on the loop's next turn."""
 
     receiver: Receiver
+    far = False
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -37,6 +38,9 @@ class MemoryChannel:
         if other is not None:
             self._loop.call_soon(other._end, why)
             self._loop.call_soon(self._end, why)
+
+    def abort(self) -> None:
+        self.close()
 
     def join(self, other: MemoryChannel) -> None:
         self._other, other._other = other, self
@@ -70,17 +74,25 @@ class MemoryListener:
         _listeners.pop(self._name, None)
 
 
-def listen_memory(name: str, accept: Accept) -> MemoryListener:
-    listener = _listeners[name] = MemoryListener(name, accept)
-    return listener
+class MemoryTransport:
+    """Between nodes of one process."""
 
+    scheme = "memory"
+    where = ""
 
-def dial_memory(name: str, receiver: Receiver) -> MemoryChannel:
-    listener = _listeners.get(name)
-    if listener is None:
-        raise LinkLost(f"cannot reach memory:{name}: nobody listens")
-    mine, theirs = MemoryChannel(), MemoryChannel()
-    mine.join(theirs)
-    mine.receiver = receiver
-    theirs.receiver = listener.accept(theirs)
-    return mine
+    async def listen(self, name: str, accept: Accept) -> MemoryListener:
+        listener = _listeners[name] = MemoryListener(name, accept)
+        return listener
+
+    async def dial(self, rest: str, receiver: Receiver) -> MemoryChannel:
+        listener = _listeners.get(rest)
+        if listener is None:
+            raise LinkLost("nobody listens")
+        mine, theirs = MemoryChannel(), MemoryChannel()
+        mine.join(theirs)
+        mine.receiver = receiver
+        theirs.receiver = listener.accept(theirs)
+        return mine
+
+    def close(self) -> None:
+        return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
 from pathlib import Path
 from typing import cast
 
@@ -22,6 +23,7 @@ class SocketChannel(asyncio.Protocol):
     """Frames over a stream socket. Frames sent within one turn of the loop leave in one write."""
 
     receiver: Receiver
+    far = False
 
     def __init__(self, receiver: Receiver | None, accept: Accept | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -69,6 +71,10 @@ class SocketChannel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
     def _flush(self) -> None:
         if self._buffer and self._transport is not None:
             buffer, self._buffer = self._buffer, bytearray()
@@ -81,6 +87,7 @@ class SocketChannel(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
+            self.far = True
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if self._accept is not None:
@@ -127,29 +134,61 @@ class SocketListener:
             self._path.unlink(missing_ok=True)
 
 
-async def listen_unix(path: Path, accept: Accept) -> SocketListener:
-    loop = asyncio.get_running_loop()
-    server = await loop.create_unix_server(lambda: SocketChannel(None, accept), path)
-    os.chmod(path, 0o600)
-    return SocketListener(f"unix:{path}", server, path)
+class UnixTransport:
+    """Sockets in `where`, a folder that only this user enters; made, and removed, where none is given."""
+
+    scheme = "unix"
+
+    def __init__(self, where: str = "") -> None:
+        self.where = where
+        self._own: tempfile.TemporaryDirectory[str] | None = None
+
+    async def listen(self, name: str, accept: Accept) -> SocketListener:
+        if not self.where:
+            self._own = tempfile.TemporaryDirectory(prefix="gyre-", dir=_short_folder())
+            self.where = self._own.name
+        path = Path(self.where, f"{name}.sock")
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(lambda: SocketChannel(None, accept), path)
+        os.chmod(path, 0o600)
+        return SocketListener(f"unix:{path}", server, path)
+
+    async def dial(self, rest: str, receiver: Receiver) -> SocketChannel:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            _, channel = await loop.create_unix_connection(lambda: SocketChannel(receiver), rest)
+        return channel
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.cleanup()
 
 
-async def listen_tcp(host: str, accept: Accept) -> SocketListener:
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: SocketChannel(None, accept), host, 0)
-    port = server.sockets[0].getsockname()[1]
-    return SocketListener(f"tcp:{host}:{port}", server)
+class TcpTransport:
+    """TCP; `where` is the address to listen at."""
+
+    scheme = "tcp"
+
+    def __init__(self, where: str = "") -> None:
+        self.where = where or "127.0.0.1"
+
+    async def listen(self, name: str, accept: Accept) -> SocketListener:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: SocketChannel(None, accept), self.where, 0)
+        port = server.sockets[0].getsockname()[1]
+        return SocketListener(f"tcp:{self.where}:{port}", server)
+
+    async def dial(self, rest: str, receiver: Receiver) -> SocketChannel:
+        host, _, port = rest.rpartition(":")
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            _, channel = await loop.create_connection(lambda: SocketChannel(receiver), host, int(port))
+        return channel
+
+    def close(self) -> None:
+        return
 
 
-async def dial_unix(path: str, receiver: Receiver) -> SocketChannel:
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(DIAL_TIMEOUT_S):
-        _, channel = await loop.create_unix_connection(lambda: SocketChannel(receiver), path)
-    return channel
-
-
-async def dial_tcp(host: str, port: int, receiver: Receiver) -> SocketChannel:
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(DIAL_TIMEOUT_S):
-        _, channel = await loop.create_connection(lambda: SocketChannel(receiver), host, port)
-    return channel
+def _short_folder() -> str | None:
+    """The path of a unix socket has 107 bytes at most; a deep TMPDIR is not used."""
+    return None if len(tempfile.gettempdir()) < 60 else "/tmp"
