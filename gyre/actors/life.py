@@ -31,8 +31,8 @@ _CANCELLED = ExitReason(kind="stopped", message="its task was cancelled")
 
 
 class Life(LocalTarget):
-    """Runs one actor from `started` to `stopping`. Its main task lives while there is something to do: an
-    idle actor has none, and takes little memory."""
+    """Runs one actor from `started` to `stopping`. Its main task handles what comes, and ends when nothing
+    has come for a while (`idle`): an idle actor has none, and takes little memory."""
 
     __slots__ = (
         "_background",
@@ -44,6 +44,7 @@ class Life(LocalTarget):
         "_killed",
         "_main",
         "_ready",
+        "_rest",
         "_stop",
         "actor",
         "shutdown_s",
@@ -59,6 +60,7 @@ class Life(LocalTarget):
         self._killed = False
         self._interrupted = False
         self._main: asyncio.Task[None] | None = None
+        self._rest: asyncio.Future[bool] | None = None  # the main task waits for a message
         self._context = copy_context()
         self._handling: dict[asyncio.Task[Any], Envelope] | None = None
         self._background: Background | None = None
@@ -75,6 +77,7 @@ class Life(LocalTarget):
             return
         up: asyncio.Future[None] = self._loop.create_future()
         self._main = self._loop.create_task(self._begin(up), name=self.ref.name, context=self._context)
+        self.node.idle.watch(self)
         try:
             await up
         except asyncio.CancelledError:
@@ -84,7 +87,7 @@ class Life(LocalTarget):
     def put(self, envelope: Envelope) -> None:
         if envelope.handler.exclusive or not self._ready:
             self.mailbox.put(envelope)
-            if self._main is None:
+            if self._rest is not None or self._main is None:
                 self._wake()
         else:
             self._start_task(envelope)
@@ -172,8 +175,25 @@ class Life(LocalTarget):
 
     def _wake(self) -> None:
         """Sees to it that the main task looks at mailbox, stop and failure."""
-        if self._main is None and self._ready and self.exit is None:
+        rest = self._rest
+        if rest is not None:
+            self._rest = None
+            if not rest.done():
+                rest.set_result(True)
+        elif self._main is None and self._ready and self.exit is None:
             self._main = self._loop.create_task(self._work(), name=self.ref.name, context=self._context)
+            self.node.idle.watch(self)
+
+    @property
+    def resting(self) -> asyncio.Future[bool] | None:
+        """The same as long as no message comes."""
+        return self._rest
+
+    def doze(self) -> None:
+        """No message has come for a while: the main task ends."""
+        rest, self._rest = self._rest, None
+        if rest is not None and not rest.done():
+            rest.set_result(False)
 
     async def _work(self) -> None:
         """The main task. Between its last look and its end nobody else runs."""
@@ -187,14 +207,23 @@ class Life(LocalTarget):
         if reason is not None:
             await self._close(reason)
         self._main = None
+        self.mailbox.shrink()
 
     async def _serve(self) -> None:
-        """Handles what waits, one after another, until nothing does or the life is to end."""
-        actor, take = self.actor, self.mailbox.take
+        """Handles what comes, one after another, until nothing has for a while or the life is to end."""
+        actor, mailbox = self.actor, self.mailbox
+        queue = mailbox.open()
         turn = 0
         while self._stop is None and self._failure is None:
-            envelope = take()
-            if envelope is None:
+            if queue and mailbox.system is None and mailbox.writers is None:
+                envelope = queue.popleft()
+            elif (taken := mailbox.take()) is not None:
+                envelope = taken
+            else:
+                turn = 0
+                self._rest = self._loop.create_future()
+                if await self._rest:
+                    continue
                 return
             handler = envelope.handler
             if not handler.exclusive:  # it came before `started` had ended

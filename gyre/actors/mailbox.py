@@ -12,14 +12,14 @@ class Mailbox:
     """A bounded lane of messages and an unbounded one of the system's own, which goes first. Writers that
     find it full wait in order. An empty one is small: its lanes are made when there is something in them."""
 
-    __slots__ = ("_writers", "capacity", "queue", "running", "system")
+    __slots__ = ("capacity", "queue", "running", "system", "writers")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.queue: deque[Envelope] | None = None
         self.system: deque[Envelope] | None = None
         self.running = 0
-        self._writers: deque[asyncio.Future[None]] | None = None
+        self.writers: deque[asyncio.Future[None]] | None = None
 
     def full(self) -> bool:
         """Concurrent handlers that run (`running`) count as if they still waited."""
@@ -39,30 +39,37 @@ class Mailbox:
 
     def take(self) -> Envelope | None:
         """The next to handle."""
-        if self.system:
-            return self.system.popleft()
+        if self.system is not None:
+            envelope = self.system.popleft()
+            if not self.system:
+                self.system = None
+            return envelope
         if not self.queue:
-            self.queue = self.system = None
             return None
-        if self._writers is not None:
-            self.give_room()
+        self.give_room()
         return self.queue.popleft()
+
+    def open(self) -> deque[Envelope]:
+        """The lane of messages, the same until `shrink`."""
+        if self.queue is None:
+            self.queue = deque()
+        return self.queue
 
     def give_room(self) -> None:
         """Lets the writer that waits longest look again."""
-        while self._writers:
-            writer = self._writers.popleft()
+        while self.writers:
+            writer = self.writers.popleft()
             if not writer.done():
                 writer.set_result(None)
                 return
-        self._writers = None
+        self.writers = None
 
     async def room(self) -> None:
         """Until there was room for a moment: look again."""
         writer = asyncio.get_running_loop().create_future()
-        if self._writers is None:
-            self._writers = deque()
-        self._writers.append(writer)
+        if self.writers is None:
+            self.writers = deque()
+        self.writers.append(writer)
         try:
             await writer
         except asyncio.CancelledError:
@@ -70,12 +77,16 @@ class Mailbox:
                 self.give_room()
             raise
 
+    def shrink(self) -> None:
+        """It is empty and will be for a while."""
+        self.queue = self.system = None
+
     def close(self) -> list[Envelope]:
         """What waited; all writers look again."""
         left = [*(self.queue or ())]
         self.queue = self.system = None
-        for writer in self._writers or ():
+        for writer in self.writers or ():
             if not writer.done():
                 writer.set_result(None)
-        self._writers = None
+        self.writers = None
         return left

@@ -21,6 +21,7 @@ from gyre.actors.envelope import CURRENT
 from gyre.actors.errors import ExitReason, LinkLost, NodeFailed, SpawnFailed
 from gyre.actors.family import Family, Running
 from gyre.actors.handshake import NONCE_BYTES, Peer
+from gyre.actors.idle import Idle
 from gyre.actors.life import Life
 from gyre.actors.links import Links
 from gyre.actors.log import log
@@ -117,6 +118,7 @@ class Node:
     async def __aenter__(self) -> Self:
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
+        self.idle = Idle(self.loop)
         self._failure: asyncio.Future[NodeFailed] = self.loop.create_future()
         self._owner = asyncio.current_task()
         self._cancels = self._owner.cancelling() if self._owner is not None else 0
@@ -215,6 +217,7 @@ class Node:
     def forget(self, life: Life) -> None:
         """A life is over."""
         self.lives.pop(life.id, None)
+        self.idle.forget(life)
         if life.exit is not None:
             self._exits[life.id] = life.exit
         if len(self._exits) > EXITS_KEPT:
@@ -249,6 +252,7 @@ class Node:
             if self._listener is not None:
                 self._listener.close()
             self.deadlines.close()
+            self.idle.close()
             self.dead_letters.close()
             await asyncio.sleep(0)  # closed transports tell their protocols on the next turn
             self.transport.close()

@@ -12,19 +12,18 @@ from gyre.actors.testing.loop import Host
 
 
 class Invariants:
-    """Checked on the nodes of living hosts."""
+    """By host. Another host's nodes cannot have changed."""
 
-    def __init__(self, nodes: list[tuple[Host, Node]]) -> None:
+    def __init__(self, nodes: dict[Host | None, list[Node]]) -> None:
         self._nodes = nodes
 
-    def check(self, now: float) -> list[str]:
-        """What does not hold."""
+    def check(self, host: Host | None, now: float) -> list[str]:
+        """What does not hold of that host's nodes."""
         faults: list[str] = []
-        for host, node in self._nodes:
-            if host.alive:
-                faults += _of_family(node._family, now)
-                for life in node.lives.values():
-                    faults += _of_life(life, node, now)
+        for node in self._nodes.get(host, ()):
+            faults += _of_family(node._family, now)
+            for life in node.lives.values():
+                faults += _of_life(life, node, now)
         return faults
 
 

@@ -65,8 +65,8 @@ class SimTask(_Serial, asyncio.Task[T]):
 class SimLoop(asyncio.BaseEventLoop):
     """Time stands still while anything is ready, then jumps to the next timer. Of the hosts that have
     something to do `rng` draws the next, which does one callback; a host's own keep their order, as in any
-    loop. `after_step` is called after each. `trace` hashes all that happened: the same seed, the same hash,
-    in any process."""
+    loop. `after_step` is called after each, with its host. `trace` hashes all that happened: the same seed,
+    the same hash, in any process."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._hash = hashlib.blake2b(digest_size=16)
         self.steps = 0
-        self.after_step: Callable[[], None] = lambda: None
+        self.after_step: Callable[[Host | None], None] = lambda host: None
 
     @property
     def trace(self) -> str:
@@ -152,7 +152,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.steps += 1
         self.record(f"{host.name if host is not None else '-'} {_name(handle)}")
         handle._run()
-        self.after_step()
+        self.after_step(host)
 
     def _jump(self) -> None:
         """To the next time at which something is due."""

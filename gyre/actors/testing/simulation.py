@@ -28,7 +28,8 @@ class Violated(AssertionError):
 
 class Simulation:
     """One run. `rng` is for the scenario's own choices; all else that is random follows from the same seed.
-    The invariants are checked after each step; the first that does not hold ends the run with Violated."""
+    The invariants are checked after each step, of the host that did it; the first that does not hold ends
+    the run with Violated."""
 
     def __init__(self, seed: int, weather: Weather | None = None) -> None:
         self.seed = seed
@@ -36,7 +37,7 @@ class Simulation:
         self.loop = SimLoop(self._branch())
         self.network = SimNetwork(self.loop, self._branch(), weather or Weather())
         self.hosts: list[Host] = []
-        self.nodes: list[tuple[Host, Node]] = []
+        self.nodes: dict[Host | None, list[Node]] = {}
         self._parents: dict[Host, Host | None] = {}
         self._deaths: dict[Host, Callable[[int], None]] = {}
         self._tasks: list[SimTask[Any]] = []
@@ -50,7 +51,7 @@ class Simulation:
         try:
             return self.loop.run_until_complete(scenario(self))
         finally:
-            self.loop.after_step = lambda: None
+            self.loop.after_step = lambda host: None
             self._bury()
             self.loop.close()
 
@@ -87,7 +88,7 @@ class Simulation:
             carrier=partial(SimProcess, self),
             supervision=supervision,
         )
-        self.nodes.append((host, node))
+        self.nodes.setdefault(host, []).append(node)
         return node
 
     def start(self, host: Host, coroutine: Coroutine[Any, Any, T]) -> SimTask[T]:
@@ -132,10 +133,10 @@ class Simulation:
         """The scenario found something that must not be."""
         self._faults.append(what)
 
-    def _check(self) -> None:
+    def _check(self, host: Host | None) -> None:
         if self.loop.steps > MAX_STEPS:
             self._faults.append(f"{MAX_STEPS} steps and no end")
-        faults = self._faults or self._invariants.check(self.loop.time())
+        faults = self._faults or self._invariants.check(host, self.loop.time())
         if faults:
             self._faults = []
             raise Violated(f"seed {self.seed} at {self.loop.time():.6f} s: {'; '.join(faults)}")
@@ -159,7 +160,10 @@ class Simulation:
 
     def _bury(self) -> None:
         """Lets the dead go without a word: their coroutines would run their `finally` when collected."""
-        for task in asyncio.all_tasks(self.loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            with contextlib.suppress(BaseException):
-                task.get_coro().close()
+        buried: set[asyncio.Task[Any]] = set()
+        while left := asyncio.all_tasks(self.loop) - buried:  # a `finally` may start another
+            buried |= left
+            for task in left:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                with contextlib.suppress(BaseException):
+                    task.get_coro().close()

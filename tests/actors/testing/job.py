@@ -19,15 +19,18 @@ from gyre.actors import (
     AwaitChild,
     ChildSpec,
     Down,
+    ExitReason,
+    Node,
     NodeFailed,
     ProcessSpec,
     Ref,
+    SpawnFailed,
     Stream,
     Supervisor,
     Tell,
     handles,
 )
-from gyre.actors.testing import Host, Simulation, Violated
+from gyre.actors.testing import Host, Simulation, Violated, Weather
 
 CELLS = 3
 CALLS = 40
@@ -66,10 +69,6 @@ class Count(Stream[int], frozen=True, kw_only=True):
 
 
 class Break(Tell, frozen=True, kw_only=True):
-    pass
-
-
-class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
@@ -144,8 +143,10 @@ class Job:
     """A root with the ledger, the watcher and supervised cells; clients at the root and on the other machine.
     Each client makes CALLS calls and counts what became of them."""
 
-    def __init__(self, sim: Simulation) -> None:
+    def __init__(self, sim: Simulation, calls: int = CALLS) -> None:
         self.sim = sim
+        self.calls = calls
+        self.nodes: dict[str, Node] = {}
         self.root = sim.host("root")
         self.other = sim.host("other")
         self.ledger = Ledger()
@@ -161,7 +162,7 @@ class Job:
         chaos = asyncio.ensure_future(faults(self)) if faults is not None else None
         root = sim.start(self.root, self._root())
         async with asyncio.timeout(900.0):
-            await self._until(self.root, self._up)
+            await self._until(self.root, self._up, root)
             if self._up.done():
                 client = sim.start(self.other, self._elsewhere())
                 await self._until(self.other, client)
@@ -183,18 +184,20 @@ class Job:
             raise Violated("; ".join(faults))
         sim.assert_quiet()
 
-    async def _until(self, host: Host, future: asyncio.Future[Any]) -> None:
-        """Until it is done or its host is dead."""
-        while not future.done() and host.alive:
-            await asyncio.wait([future], timeout=1.0)
-        if future.done():
-            future.result()
+    async def _until(self, host: Host, *futures: asyncio.Future[Any]) -> None:
+        """Until one is done, or their host is dead."""
+        while host.alive and not any(future.done() for future in futures):
+            await asyncio.wait(futures, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        for future in futures:
+            if future.done():
+                future.result()
 
     # --- the root ---------------------------------------------------------------------------------
 
     async def _root(self) -> None:
-        with contextlib.suppress(NodeFailed):
+        with contextlib.suppress(NodeFailed, SpawnFailed):  # what was killed while it started
             async with self.sim.node("root", self.root) as node:
+                self.nodes["root"] = node
                 endpoint = await node.listen()
                 spec = ChildSpec(name="ledger", start=lambda: self.ledger, mailbox=16)
                 ledger = await node.spawn(spec)
@@ -217,7 +220,7 @@ class Job:
 
     async def _client(self, name: str, host: Host, cells: Ref, ledger: Ref) -> None:
         rng = random.Random(f"{self.sim.seed}/{name}")
-        for number in range(CALLS):
+        for number in range(self.calls):
             await asyncio.sleep(rng.random() * 0.2)
             began = self.sim.loop.time()
             self.open_asks[host] += 1
@@ -300,3 +303,106 @@ async def _chaos(job: Job) -> None:
                 sim.network.heal(job.other, cell)
             case 5:
                 sim.power_off(cell)
+
+
+async def storm(sim: Simulation) -> None:
+    """The same in a network that is slow, doubles frames and has readers that do not keep up."""
+    sim.network.weather = Weather(latency_s=(0.001, 0.2), slow_readers=0.3, slow_s=0.01, duplicates=0.2)
+    await Job(sim).run(_chaos)
+
+
+async def short(sim: Simulation) -> None:
+    """A few calls, nothing goes wrong."""
+    await Job(sim, calls=4).run()
+
+
+def killed(victim: str, step: int) -> Callable[[Simulation], Coroutine[Any, Any, None]]:
+    """`short`, where a process, a node or an actor is killed after so many steps."""
+
+    async def scenario(sim: Simulation) -> None:
+        made = Job(sim, calls=4)
+        check = sim.loop.after_step
+
+        def after_step(host: Host | None) -> None:
+            if sim.loop.steps >= step:
+                sim.loop.after_step = check
+                _kill(made, victim)
+            check(host)
+
+        sim.loop.after_step = after_step
+        await made.run()
+
+    return scenario
+
+
+def _kill(made: Job, victim: str) -> None:
+    hosts = [host for host in made.sim.hosts if host.alive and host.name.partition(".")[0] == victim]
+    if hosts:
+        made.sim.kill(hosts[0])
+        return
+    node = made.nodes.get("root")
+    ref = node.lookup(victim) if node is not None else None
+    life = node.lives.get(ref.id) if node is not None and ref is not None else None
+    if life is not None:
+        life.crash(ExitReason(kind="error", message="killed"))
+
+
+class Sleepy(Actor):
+    @handles(Ponder)
+    async def ponder(self, message: Ponder) -> int:
+        await asyncio.sleep(message.seconds)
+        return 1
+
+
+def slow_spec() -> ChildSpec:
+    return ChildSpec(name="sleepy", start=Sleepy)
+
+
+async def prompt(sim: Simulation) -> None:
+    """A process is killed under an ask: who asked learns it at once, not by its deadline."""
+    root = sim.host("root")
+
+    async def main() -> None:
+        async with sim.node("root", root) as node:
+            spec = ProcessSpec(name="cell", actor="tests.actors.testing.job:Sleepy", restart="temporary")
+            watcher = Watcher()
+            cell = await node.spawn(spec)
+            watching = await node.spawn(ChildSpec(name="watcher", start=lambda: watcher))
+            node.lives[watching.id].monitor(cell)
+            (host,) = [host for host in sim.hosts if host.name.startswith("cell")]
+            sim.loop.call_later(1.0 + sim.rng.random(), sim.kill, host)
+            try:
+                await cell.ask(Ponder(seconds=1e3), timeout_s=100.0)
+            except ActorError:
+                if sim.loop.time() > 3.0:
+                    raise Violated(f"an ask that lost its peer ended at {sim.loop.time():.3f} s") from None
+
+    await sim.start(root, main())
+
+
+async def flood(sim: Simulation) -> None:
+    """One writer, far more messages than may be under way: all arrive, in order."""
+    made = Ledger()
+    root, other = sim.host("root"), sim.host("other")
+    done = asyncio.Event()
+    ready: asyncio.Future[tuple[Ref, str]] = sim.loop.create_future()
+
+    async def reads() -> None:
+        async with sim.node("root", root) as node:
+            ledger = await node.spawn(ChildSpec(name="ledger", start=lambda: made))
+            ready.set_result((ledger, await node.listen()))
+            await done.wait()
+
+    async def writes() -> None:
+        async with sim.node("other", other) as node:
+            ref, endpoint = await ready
+            ledger = node.bind(ref.node_id, endpoint, ref.id, ref.name, ref.incarnation)
+            for number in range(4000):
+                await ledger.tell(Entry(writer="other", number=number), timeout_s=5.0)
+            assert await ledger.ask(Size()) == 4000
+
+    reader = sim.start(root, reads())
+    await sim.start(other, writes())
+    done.set()
+    await reader
+    assert made.disorder == []
