@@ -325,10 +325,10 @@ class Life(LocalTarget):
 
     def _abort(self, reason: ExitReason) -> None:
         self._fail(reason)
-        if self._main is None:
+        if self._current is None and self.exit is None:
             self._wake()
-        elif self._current is not None or self.exit is not None:
-            self._main.cancel()  # of a handler, of `started`, of `stopping`
+        elif self._main is not None:
+            self._main.cancel()  # a handler, `started`, `stopping`
 
     def _scope(self) -> Envelope:
         """What its background tasks and its `stopping` run in."""
