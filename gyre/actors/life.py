@@ -224,7 +224,10 @@ class Life(LocalTarget):
                 self._rest = self._loop.create_future()
                 if await self._rest:
                     continue
-                return
+                if not queue and mailbox.system is None:
+                    return
+                self.node.idle.watch(self)  # a message came as it dozed off
+                continue
             handler = envelope.handler
             if not handler.exclusive:  # it came before `started` had ended
                 self._start_task(envelope)

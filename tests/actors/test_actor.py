@@ -560,3 +560,17 @@ async def test_deadlines_that_were_met_leave_nothing(node: Node) -> None:
     for _ in range(1000):
         await ref.ask(Add(amount=1))
     assert sum(len(slot) for slot in node.deadlines._slots.values()) == 0
+
+
+async def test_a_message_that_comes_as_its_actor_dozes_off_is_handled(node: Node) -> None:
+    counter = Counter()
+    ref = await start(node, counter)
+    await ref.ask(Add(amount=1))
+    await asyncio.sleep(0)
+    assert life(ref).resting is not None
+    life(ref).doze()
+    await ref.tell(Bump(amount=2))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert counter.total == 3
+    assert await ref.ask(Add(amount=1)) == 4
