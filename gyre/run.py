@@ -26,7 +26,7 @@ BAD_JOB, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code: 0 done, 1 failed, 2 a bad job file, 130 interrupted."""
+    """The exit code: 0 done, 1 failed or without its last checkpoint, 2 a bad job file, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="python -m gyre.run", description="Run a job.")
     parser.add_argument("job", type=Path, help="the job file (TOML)")
     parser.add_argument("--resume", action="store_true", help="go on at the last complete step")
@@ -55,6 +55,9 @@ async def run_job(job: Job, resume: bool) -> int:
             async with tree, Watching(tree.status, show, job.watch.refresh_s):
                 drained = await _until_over(tree, interrupts.first)
                 summary = await tree.summary(time.monotonic() - began)
+                if unsaved := await tree.unsaved():
+                    fix = "make room, then --resume"
+                    log.error("last_checkpoint_not_written", steps_lost=unsaved, fix=fix)
         except (Exception, asyncio.CancelledError) as error:
             if interrupts.aborted:
                 log.warning("aborted")
@@ -67,7 +70,9 @@ async def run_job(job: Job, resume: bool) -> int:
         write_summary(job.run_dir, summary)
     except OSError as error:
         log.warning("summary_not_written", reason=str(error))
-    return INTERRUPTED if drained else 0
+    if drained:
+        return INTERRUPTED
+    return FAILED if unsaved else 0
 
 
 async def _until_over(tree: JobTree, interrupted: asyncio.Event) -> bool:

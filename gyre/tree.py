@@ -82,6 +82,11 @@ class JobTree:
     async def status(self) -> ScheduleStatus:
         return await self._waterlevel.ask(GetSchedule())
 
+    async def unsaved(self) -> int:
+        """Complete steps that are in no checkpoint."""
+        schedule = await self.status()
+        return schedule.step - (schedule.saved or 0)
+
     async def summary(self, seconds: float) -> Summary:
         """What the job came to so far."""
         schedule = await self.status()

@@ -31,14 +31,6 @@ class CellUp(Tell, frozen=True, kw_only=True):
     window_tokens: int
 
 
-class CellFailed(Tell, frozen=True, kw_only=True):
-    """A cell tells the WaterlevelActor that its training loop cannot go on."""
-
-    cell: int
-    incarnation: int
-    reason: str
-
-
 class RoleChanged(msgspec.Struct, frozen=True, kw_only=True):
     """How a role change went: the seconds of each of its states by name, in order."""
 

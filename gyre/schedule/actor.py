@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from gyre.actors import Actor, ActorError, Down, handles
-from gyre.cell.messages import CellFailed, CellGone, CellUp, Publish
+from gyre.cell.messages import CellGone, CellUp, Publish
 from gyre.schedule.checkpointing import Checkpointing
 from gyre.schedule.counters import Counters
 from gyre.schedule.messages import (
@@ -160,12 +160,6 @@ class WaterlevelActor(Actor):
             version=message.version,
         )
         self._changed.set()
-
-    @handles(CellFailed)
-    async def cell_failed(self, message: CellFailed) -> None:
-        life = self._cells.find(message.cell, message.incarnation)
-        if life is not None:
-            self._lose(life, message.reason)
 
     @handles(Down)
     async def down(self, message: Down) -> None:
@@ -320,4 +314,5 @@ class WaterlevelActor(Actor):
             role_changes_with_calls_in_flight=self._under_calls,
             cells=await self._cells.statuses(self._config.status_timeout_s),
             checkpoint=self._checkpointing.folder,
+            saved=self._checkpointing.saved,
         )

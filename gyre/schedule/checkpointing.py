@@ -19,7 +19,7 @@ class Checkpointing:
 
     def __init__(self, *, every_steps: int, saved: int | None, timeout_s: float) -> None:
         self._every_steps = every_steps
-        self._saved = saved
+        self.saved = saved
         self._timeout_s = timeout_s
         self._due = asyncio.Event()
         self._saving = asyncio.Lock()
@@ -41,7 +41,7 @@ class Checkpointing:
         """Of `step` complete steps, unless there is one. A failure (a full disk) is an event, nothing more:
         the next one is tried when it is due."""
         async with self._saving:
-            if self._saved == step or core is None:
+            if self.saved == step or core is None:
                 return
             began = asyncio.get_running_loop().time()
             try:
@@ -49,6 +49,6 @@ class Checkpointing:
             except ActorError as error:
                 log.error("checkpoint_failed", step=step, reason=str(error))
                 return
-            self._saved = step
+            self.saved = step
             seconds = round(asyncio.get_running_loop().time() - began, 4)
             log.info("checkpoint", step=step, folder=self.folder, seconds=seconds)

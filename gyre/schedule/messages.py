@@ -110,7 +110,8 @@ class Drain(Ask[None], frozen=True, kw_only=True):
 
 
 class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person sees of the schedule. `checkpoint` is the folder of the newest one written."""
+    """What a person sees of the schedule. `checkpoint` is the folder of the newest one written, `saved` how
+    many steps are in it."""
 
     dispatched: int
     started: int
@@ -123,6 +124,7 @@ class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
     role_changes_with_calls_in_flight: int
     cells: tuple[CellStatus, ...]
     checkpoint: str | None = None
+    saved: int | None = None
 
 
 class GetSchedule(Ask[ScheduleStatus], frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 Everything is fed by one stream of events (structlog) through sinks, and by the statuses that the
 job's actors give when asked."""
 
-from gyre.watch.log import EventLog, configure_child_logging, configure_logging
+from gyre.watch.log import EventLog, configure_logging
 from gyre.watch.prometheus import MetricsServer, PortTaken
 from gyre.watch.sinks import Event, Sink
 from gyre.watch.summary import Summary, write_summary
@@ -20,7 +20,6 @@ __all__ = [
     "TerminalView",
     "Tracker",
     "TrackerError",
-    "configure_child_logging",
     "configure_logging",
     "open_tracker",
     "write_summary",

@@ -1,7 +1,7 @@
 """The configuration of structlog: every event goes to every sink, and as a plain line to stderr.
 
 In the root process `EventLog` owns the sinks of a job: events.jsonl, metrics.jsonl and whatever else is
-added (terminal, Prometheus, a tracker). A cell's process has one file of its own."""
+added (terminal, Prometheus, a tracker)."""
 
 from __future__ import annotations
 
@@ -67,15 +67,6 @@ def configure_logging(run_dir: Path, terminal: bool, job_name: str) -> EventLog:
     ]
     log = EventLog(sinks, least_line_level="warning" if terminal else "info")
     _configure(log, StepRewards(), job=job_name)
-    return log
-
-
-def configure_child_logging(path: Path) -> EventLog:
-    """For a cell's process: events go to the file `path`, warnings also to stderr, whose end the parent
-    shows when the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = EventLog([JsonLines(path)], least_line_level="warning")
-    _configure(log)
     return log
 
 

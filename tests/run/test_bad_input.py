@@ -425,7 +425,8 @@ def test_a_full_disk_makes_the_job_wait_and_costs_it_nothing_but_checkpoints(job
         running.wait_for_line("journal_full")
         ballast.unlink()
         running.wait_for_line("journal_recovered")
-        assert running.exit() == 0
+        assert running.exit() == 1
+        assert running.named("last_checkpoint_not_written")[0]["steps_lost"] == 2
         assert [event["step"] for event in running.named("step")][-1] == 1
         summary = running.summary()
         assert (summary["steps"], summary["failed_calls"], summary["checkpoint"]) == (2, 0, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gyre.actors import Actor, ChildSpec, Node, Ref, handles
+from gyre.actors import Actor, ChildSpec, Node, Ref, Tell, handles
 from gyre.cell.engine.base import EngineMetrics
 from gyre.cell.messages import (
     CellGone,
@@ -69,6 +69,10 @@ class Notes:
         del self.all[: self.all.index(what) + 1]
 
 
+class Crash(Tell, frozen=True, kw_only=True):
+    reason: str
+
+
 class Cell(Actor):
     def __init__(self, cell: int, notes: Notes) -> None:
         self._cell = cell
@@ -101,6 +105,10 @@ class Cell(Actor):
     async def save(self, message: SaveCheckpoint) -> str:
         await self._notes.note("save")
         return "checkpoints/step"
+
+    @handles(Crash, concurrent=True)
+    async def crash(self, message: Crash) -> None:
+        raise RuntimeError(message.reason)
 
     @handles(GetStatus)
     async def status(self, message: GetStatus) -> CellStatus:
@@ -181,6 +189,9 @@ class World:
             window_tokens=100,
         )
         await self.waterlevel.tell(up)
+
+    async def crash(self, cell: int, reason: str) -> None:
+        await self.cells[cell].tell(Crash(reason=reason))
 
     async def finish(self, executions: int, split: Any = "train") -> None:
         for index in range(executions):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from gyre.watch import EventLog, configure_child_logging, configure_logging
+from gyre.watch import configure_logging
 from gyre.watch.sinks import Event
 
 
@@ -173,18 +173,6 @@ def test_a_sink_that_fails_is_told_once_and_harms_nobody(
     structlog.get_logger().info("two")
     assert capsys.readouterr().err == "gyre: Failing failed, the job goes on: RuntimeError: no network\n"
     assert [event["event"] for event in after.events] == ["one", "two"]
-
-
-def test_a_cell_has_a_file_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = configure_child_logging(tmp_path / "logs" / "cell-1.jsonl")
-    assert isinstance(log, EventLog)
-    structlog.get_logger().info("micro_step", id="3.g1.0")
-    structlog.get_logger().warning("lease_expired", token=7)
-    assert [event["event"] for event in lines(tmp_path / "logs" / "cell-1.jsonl")] == [
-        "micro_step",
-        "lease_expired",
-    ]
-    assert [line[9:] for line in capsys.readouterr().err.splitlines()] == ["warning: lease_expired token=7"]
 
 
 def test_a_stderr_that_takes_nothing_does_not_stop_the_job(tmp_path: Path) -> None:
