@@ -90,6 +90,7 @@ class Child:
             await node.listen()
             link = node.links.connect(boot.parent.node_id, boot.parent.endpoint)
             await link.opened.wait()
+            node.neighbours.meet(node.neighbours.desk_of(boot.parent))
             life = await self._start(node)
             link.send(Booted(0, life.ref.id if life is not None else 0, node.endpoint, self._reason))
             if life is not None:

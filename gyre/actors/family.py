@@ -12,7 +12,7 @@ from gyre.actors.errors import ExitReason, SpawnFailed
 from gyre.actors.log import log
 from gyre.actors.messages import Restarted, Tell
 from gyre.actors.ref import Ref
-from gyre.actors.specs import Spec
+from gyre.actors.specs import ProcessSpec, Restart, Spec
 from gyre.actors.supervision import Escalate, Forget, RestartChildren, Restarts, Supervision
 
 if TYPE_CHECKING:
@@ -38,13 +38,21 @@ class Running(Protocol):
 class Child:
     """A name in a family; `running` is None before the first life is up and between two lives."""
 
-    __slots__ = ("incarnation", "running", "spec", "stopping")
+    __slots__ = ("incarnation", "last", "running", "spec", "stopping", "watched")
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.incarnation = 0
+        self.incarnation = spec.former_lives if isinstance(spec, ProcessSpec) else 0
         self.running: Running | None = None
         self.stopping = False
+        self.last: Ref | None = None  # its newest life
+        self.watched = False  # somebody monitored it
+
+    def restart(self, reason: ExitReason) -> Restart:
+        """Nothing can be started where its node is gone."""
+        if reason.kind == "lost" and isinstance(self.spec, ProcessSpec) and self.spec.node is not None:
+            return "temporary"
+        return self.spec.restart
 
 
 class Family:
@@ -126,15 +134,23 @@ class Family:
             raise SpawnFailed(
                 child.spec.name, ExitReason(kind="stopped", message=f"{self._parent} is stopping")
             )
+        if self._children.get(child.spec.name) is not child:
+            await self._stop_running(child, running)
+            raise SpawnFailed(child.spec.name, ExitReason(kind="stopped", message="it was stopped meanwhile"))
         child.running = running
+        if child.last is not None:
+            self._node.neighbours.names.moved(child.last, running.ref)
+        child.last = running.ref
         running.ended.add_done_callback(partial(self._ended, child, running))
         return running
 
     async def _stop(self, child: Child) -> None:
         child.stopping = True
         running = child.running
-        if running is None or running.ended.done():
-            return
+        if running is not None and not running.ended.done():
+            await self._stop_running(child, running)
+
+    async def _stop_running(self, child: Child, running: Running) -> None:
         running.request_stop()
         await asyncio.wait([running.ended], timeout=child.spec.shutdown_s)
         if not running.ended.done():
@@ -151,6 +167,7 @@ class Family:
     # --- ends that nobody asked for -------------------------------------------------------------
 
     def _ended(self, child: Child, running: Running, ended: asyncio.Future[ExitReason]) -> None:
+        self._node.neighbours.names.ended(running.ref)
         if child.stopping or self._closing or child.running is not running:
             return
         self._exits.append((child, running, ended.result()))
@@ -167,11 +184,15 @@ class Family:
 
     async def _handle(self, child: Child, running: Running | None, reason: ExitReason) -> None:
         name = child.spec.name
+        if self._children.get(name) is not child:
+            return  # it was stopped meanwhile
+        if running is not None:
+            child.watched = running.watched
         decision = self._restarts.decide(
             name,
-            child.spec.restart,
+            child.restart(reason),
             abnormal=reason.abnormal,
-            watched=running is not None and running.watched,
+            watched=child.watched,
             order=[*self._children],
             now=self._node.loop.time(),
         )
@@ -202,7 +223,7 @@ class Family:
         # Those that died of one cause do not all come back at once.
         await asyncio.sleep(delay_s * (0.5 + self._node.rng.random()))
         for child in children:
-            if child.spec.restart == "temporary":
+            if child.spec.restart == "temporary" or self._children.get(child.spec.name) is not child:
                 continue
             try:
                 running = await self._start(child)

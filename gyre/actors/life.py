@@ -50,8 +50,10 @@ class Life(LocalTarget):
         "shutdown_s",
     )
 
-    def __init__(self, node: Node, actor: Actor, name: str, incarnation: int, capacity: int) -> None:
-        super().__init__(node, type(actor).table, name, incarnation, capacity)
+    def __init__(
+        self, node: Node, actor: Actor, name: str, incarnation: int, capacity: int, id: int = 0
+    ) -> None:
+        super().__init__(node, type(actor).table, name, incarnation, capacity, id)
         self.actor = actor
         self.shutdown_s = ASK_TIMEOUT_S
         self._ready = False
@@ -73,7 +75,7 @@ class Life(LocalTarget):
         """Returns when `started` has; raises nothing: `ended` says whether it failed."""
         self.shutdown_s = shutdown_s
         if type(self.actor).started is Actor.started:  # nothing to wait for
-            self._ready = True
+            self.begin()
             return
         up: asyncio.Future[None] = self._loop.create_future()
         self._main = self._loop.create_task(self._begin(up), name=self.ref.name, context=self._context)
@@ -83,6 +85,10 @@ class Life(LocalTarget):
         except asyncio.CancelledError:
             self.kill()
             raise
+
+    def begin(self) -> None:
+        """It takes messages."""
+        self._ready = True
 
     def put(self, envelope: Envelope) -> None:
         if envelope.handler.exclusive or not self._ready:

@@ -256,7 +256,7 @@ class Link:
         self.node.processes.received(self.peer_id, frame)
 
     def _on_watch(self, frame: Watch) -> None:
-        life = self.node.lives.get(frame.to)
+        life = self.node.life(frame.to)
         if life is None:
             if frame.on:
                 self.send(Gone(0, frame.to, self.node.exit_of(frame.to)))

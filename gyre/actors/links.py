@@ -105,9 +105,43 @@ class Links:
     def _end(self, link: Link, reason: ExitReason) -> None:
         if self._links.get(link.peer_id) is link:
             del self._links[link.peer_id]
+            self._node.neighbours.forget(link.peer_id)
         link.fail_all(reason)
 
     # --- dialling -------------------------------------------------------------------------------
+
+    async def reach(self, endpoint: str) -> Link:
+        """The link to whoever listens there, open. LinkLost."""
+        link = Link(self._node, "", endpoint, dialled=True)
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                try:
+                    await self._greet(link)
+                except Crossed:  # there is one
+                    link = self._links.get(link.peer_id, link)
+                    await link.opened.wait()
+        except TimeoutError:
+            link.gone = link.gone or ExitReason(kind="lost", message=f"{endpoint} did not answer")
+        except LinkLost as error:
+            if link.peer_id:
+                self.on_lost(link, str(error))
+            raise
+        if link.gone is not None:
+            raise LinkLost(str(link.gone))
+        return link
+
+    def met(self, link: Link, peer: Peer) -> None:
+        """The listener has proved itself. Where the link was to any node, it is to this one: Crossed where
+        there is a link to it."""
+        if link.peer_id:
+            if link.peer_id != peer.node_id:
+                raise HandshakeFailed("another node answers there")
+            return
+        if peer.node_id == self._node.id:
+            raise HandshakeFailed("it is this node itself")
+        link.peer_id, link.endpoint = peer.node_id, peer.endpoint
+        if self._links.setdefault(peer.node_id, link) is not link:
+            raise Crossed("there is a link to it")
 
     async def _dial(self, link: Link) -> None:
         try:
@@ -175,13 +209,15 @@ class _Dialling:
         assert self.channel is not None
         try:
             if not self._met:
-                self.channel.send(self._handshake.on_hello(payload))
-                if self._handshake.peer.node_id != self._link.peer_id:
-                    raise HandshakeFailed("another node answers there")
+                proof = self._handshake.on_hello(payload)
+                self._links.met(self._link, self._handshake.peer)
+                self.channel.send(proof)
                 self._met = True
                 return
             self._handshake.on_verdict(payload)
         except LinkLost as error:
+            if not self._met and not isinstance(error, Crossed):
+                self.channel.send(verdict("refused", str(error)))
             self._finish(error)
             raise
         if self._link.is_open or self._link.gone is not None:

@@ -46,9 +46,11 @@ class LocalTarget:
         "watchers",
     )
 
-    def __init__(self, node: Node, table: HandlerTable, name: str, incarnation: int, capacity: int) -> None:
+    def __init__(
+        self, node: Node, table: HandlerTable, name: str, incarnation: int, capacity: int, id: int = 0
+    ) -> None:
         self.node = node
-        self.id = node.new_id()
+        self.id = id or node.new_id()
         self.ref = Ref(node.id, "", self.id, name, incarnation, self)
         self.mailbox = Mailbox(capacity)
         self.watchers = Watchers(self.ref)

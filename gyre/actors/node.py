@@ -17,6 +17,7 @@ from gyre.actors.boot import Boot
 from gyre.actors.carrier import Carrier, OsProcess
 from gyre.actors.deadletters import DeadLetters
 from gyre.actors.deadlines import Deadlines
+from gyre.actors.desk import DESK, FIND_TIMEOUT_S, Find
 from gyre.actors.envelope import CURRENT
 from gyre.actors.errors import ExitReason, LinkLost, NodeFailed, SpawnFailed
 from gyre.actors.family import Family, Running
@@ -26,9 +27,11 @@ from gyre.actors.life import Life
 from gyre.actors.links import Links
 from gyre.actors.log import log
 from gyre.actors.messages import Tell
+from gyre.actors.neighbours import Neighbours
 from gyre.actors.process import ChildProcess, Processes
 from gyre.actors.ref import Ref, Target
 from gyre.actors.remote import Nowhere, RemoteTarget
+from gyre.actors.remote_process import RemoteProcess
 from gyre.actors.specs import ProcessSpec, Spec
 from gyre.actors.supervision import Supervision
 from gyre.actors.transport import Channel, Listener, Receiver, Transport, TransportName, make_transport
@@ -76,6 +79,7 @@ class Node:
         self.remote = RemoteTarget(self)
         self.codec = Codec(self.id, lambda: self.endpoint, self.bind)
         self.links = Links(self)
+        self.neighbours = Neighbours(self)
         self._listener: Listener | None = None
         self._listening = asyncio.Lock()
         self._exits: dict[int, ExitReason] = {}
@@ -95,6 +99,24 @@ class Node:
     def lookup(self, path: str) -> Ref | None:
         """The living top-level actor of that name; `name/child` for what lives below it in this process."""
         return self._family.lookup(path)
+
+    def register(self, name: str, ref: Ref) -> None:
+        """`find` finds it under that name too, also its later lives where it is restarted by its parent in
+        this process. A name that is taken is taken over."""
+        self.neighbours.names.register(name, ref)
+
+    async def find(self, name: str, at: Ref | None = None) -> Ref | None:
+        """The living actor that was registered under that name, or the top-level one that has it: of this
+        node, else of its parent's, else of those that it has reached or that have reached it, and so on.
+        With `at`, which `reach` answers, it is looked for there first."""
+        if at is not None:
+            return await at.ask(Find(name=name), timeout_s=FIND_TIMEOUT_S)
+        return await self.neighbours.find(name)
+
+    async def reach(self, endpoint: str) -> Ref:
+        """The node that listens at `endpoint`, as `tcp:HOST:PORT`: its name, what `find` and a ProcessSpec's
+        `node` take; monitor it to learn of its end. LinkLost where none answers that holds the token."""
+        return await self.neighbours.reach(endpoint)
 
     async def stop(self, ref: Ref) -> None:
         """Stops a top-level actor and forgets it."""
@@ -162,6 +184,10 @@ class Node:
             self._others[scheme] = make_transport(scheme)
         return self._others[scheme]
 
+    def life(self, id: int) -> Life | None:
+        """The living actor of that id."""
+        return self.neighbours.desk() if id == DESK else self.lives.get(id)
+
     @property
     def endpoint(self) -> str:
         return "" if self._listener is None else self._listener.endpoint
@@ -179,6 +205,10 @@ class Node:
 
     async def launch(self, spec: Spec, incarnation: int) -> Running:
         """A new life; when it could not start it has `ended` already. SpawnFailed where none was begun."""
+        if isinstance(spec, ProcessSpec) and spec.node is not None and spec.node.node_id != self.id:
+            remote = RemoteProcess(self, spec, incarnation)
+            await remote.start()
+            return remote
         if isinstance(spec, ProcessSpec):
             if self.transport.scheme == "memory":
                 raise SpawnFailed(spec.name, ExitReason(kind="error", message="memory ends at this process"))
@@ -245,6 +275,7 @@ class Node:
     async def _shut(self) -> None:
         try:
             await self._family.close()
+            await self.neighbours.close()
         finally:
             self._family.kill()
             await self._reap()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -151,20 +151,29 @@ def _signal_name(code: int) -> str | None:
     return signal.Signals(-code).name if code < 0 else None
 
 
+class Process(Running, Protocol):
+    """A child process, of this machine or another."""
+
+    @property
+    def node_id(self) -> str: ...
+    def received(self, frame: Frame) -> None: ...
+    def link_lost(self) -> None: ...
+
+
 class Processes:
     """The child processes of a node, by the node each of them is."""
 
     def __init__(self) -> None:
-        self._by_node: dict[str, ChildProcess] = {}
+        self._by_node: dict[str, Process] = {}
         self.parent: Parent | None = None
 
-    def add(self, process: ChildProcess) -> None:
+    def add(self, process: Process) -> None:
         self._by_node[process.node_id] = process
 
-    def forget(self, process: ChildProcess) -> None:
+    def forget(self, process: Process) -> None:
         self._by_node.pop(process.node_id, None)
 
-    def all(self) -> list[ChildProcess]:
+    def all(self) -> list[Process]:
         return [*self._by_node.values()]
 
     def received(self, node_id: str, frame: Frame) -> None:

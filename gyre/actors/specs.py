@@ -12,6 +12,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from gyre.actors.actor import Actor
+    from gyre.actors.ref import Ref
 
 Restart = Literal["permanent", "transient", "temporary"]
 Strategy = Literal["one_for_one", "rest_for_one", "one_for_all"]
@@ -51,17 +52,24 @@ class ProcessSpec:
     `config`, its constructor's only argument, is a msgspec Struct and may hold Refs. `environment` is set
     on top of this process' own. What the process prints goes to `log_path`, or only its last lines are
     kept. The process has `start_timeout_s` until its actor has started.
+
+    With `node`, what `Node.reach` answers, the process is one of that node's machine: `actor` is imported
+    and `log_path` written there. It is supervised all the same, and restarted where it ran; but when the
+    node is gone it is not restarted, and as with a temporary one who monitors it decides what comes next.
+    `former_lives`: how many lives this name has had elsewhere; incarnations go on from there.
     """
 
     name: str
     actor: str
-    config: msgspec.Struct | None = None
+    config: msgspec.Struct | msgspec.Raw | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     log_path: Path | None = None
     restart: Restart = "permanent"
     shutdown_s: float = 5.0
     start_timeout_s: float = 120.0
     mailbox: int = MAILBOX
+    node: Ref | None = None
+    former_lives: int = 0
 
     def __post_init__(self) -> None:
         _check(self.name)

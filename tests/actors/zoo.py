@@ -402,3 +402,15 @@ class Environ(Actor):
     @handles(GetEnv)
     async def get_env(self, message: GetEnv) -> str | None:
         return os.environ.get(message.name)
+
+
+class Look(Ask[Ref | None], frozen=True, kw_only=True):
+    name: str
+
+
+class Finder(Actor):
+    """Looks names up from where it is."""
+
+    @handles(Look, concurrent=True)
+    async def look(self, message: Look) -> Ref | None:
+        return await self.context.node.find(message.name)

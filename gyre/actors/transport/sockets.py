@@ -165,16 +165,17 @@ class UnixTransport:
 
 
 class TcpTransport:
-    """TCP; `where` is the address to listen at."""
+    """TCP; `where` is the address to listen at, which peers are told; `port` 0 is any that is free."""
 
     scheme = "tcp"
 
-    def __init__(self, where: str = "") -> None:
+    def __init__(self, where: str = "", port: int = 0) -> None:
         self.where = where or "127.0.0.1"
+        self._port = port
 
     async def listen(self, name: str, accept: Accept) -> SocketListener:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: SocketChannel(None, accept), self.where, 0)
+        server = await loop.create_server(lambda: SocketChannel(None, accept), self.where, self._port)
         port = server.sockets[0].getsockname()[1]
         return SocketListener(f"tcp:{self.where}:{port}", server)
 
