@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from gyre.harness.host import HarnessActorError, load_harness
 from gyre.job import Fault, Job, JobError, Plan, load_job, plan, resolved_toml, warnings
 
 BAD_JOB = 2
@@ -53,6 +54,12 @@ def check(job: JobFile, overrides: Overrides = None) -> None:
     except JobError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(BAD_JOB) from None
+    if loaded.harness.actor is not None:
+        try:
+            load_harness(loaded.harness.actor, loaded.harness.options)
+        except HarnessActorError as error:
+            typer.echo(f"{job}: 1 fault\n  {error}", err=True)
+            raise typer.Exit(BAD_JOB) from None
     _show(loaded, plan(loaded), warnings(loaded))
 
 

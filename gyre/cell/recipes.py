@@ -63,10 +63,13 @@ def model_folder(recipe: str, cache: Path = CACHE) -> Path:
 
 
 def _load_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"_recipe_{path.stem}", path)
+    name = f"_recipe_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
+    # Classes look there for what their annotations name.
+    sys.modules[name] = module
     # A recipe may import what lies beside it.
     sys.path.insert(0, str(path.parent))
     try:

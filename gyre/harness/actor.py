@@ -13,13 +13,15 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from gyre.actors import Actor, ChildSpec, Down, Ref, handles
+from gyre.actors import Actor, ChildSpec, Down, Ref, Supervisor, handles
 from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.commands import check_program
 from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, TasksConfig
 from gyre.harness.evaluator import Evaluator
 from gyre.harness.execution import JOURNAL_S, Begin, ExecutionActor, Surroundings
+from gyre.harness.host import host_spec
 from gyre.harness.numbering import Numbering, Planned
+from gyre.harness.players import ActorPlayer, CommandPlayer, Player
 from gyre.harness.process import start_guardian
 from gyre.harness.sandbox import ProcessSandbox, Sandbox
 from gyre.harness.tasks import Task, load_tasks, write_recipe
@@ -30,6 +32,9 @@ from gyre.trajectory.records import ExecutionEnded, ExecutionResult
 log = structlog.get_logger()
 
 EXECUTION_SHUTDOWN_S = 20.0
+# A user's actor that dies more often ends the job.
+HOST_RESTARTS = 10
+HOST_WINDOW_S = 600.0
 
 
 class HarnessActorConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,11 +64,13 @@ class HarnessActor(Actor):
         self._guardian: subprocess.Popen[bytes] | None = None
 
     async def started(self) -> None:
-        """Raises TasksError, ProgramMissing, SandboxMissing: faults of the job file or the machine."""
+        """Raises TasksError, ProgramMissing, SandboxMissing, SpawnFailed (of a user's actor): faults of the
+        job file or the machine."""
         tasks, held_out = await asyncio.to_thread(self._load)
         guard = f"{secrets.token_hex(8)}/"
-        self._around = await asyncio.to_thread(self._surroundings, guard)
+        sandboxes = await asyncio.to_thread(self._sandboxes)
         self._guardian = start_guardian(guard)
+        self._around = self._surroundings(guard, sandboxes, await self._player(guard, sandboxes))
         resume = await self._trajectory.ask(GetResume(), timeout_s=JOURNAL_S)
         self._numbering = Numbering(
             tasks,
@@ -132,26 +139,46 @@ class HarnessActor(Actor):
         has_source = evaluation.path is not None or evaluation.recipe is not None
         return tasks, source_tasks(evaluation, folder / "eval") if has_source else ()
 
-    def _surroundings(self, guard: str) -> Surroundings:
+    def _sandboxes(self) -> dict[str, Sandbox]:
+        """Blocking: looks for what the job file names."""
         config = self._config
-        check_program("harness.command", config.harness.command)
+        if config.harness.actor is None:
+            check_program("harness.command", config.harness.command)
         check_program("evaluator.command", config.evaluator.command)
         sandboxes: dict[str, Sandbox] = {
             "process": ProcessSandbox(),
             "bubblewrap": Bubblewrap(config.run_dir / "sandbox"),
         }
-        for name in {config.harness.sandbox, config.evaluator.sandbox}:
+        used = {config.evaluator.sandbox}
+        if config.harness.actor is None:
+            used.add(config.harness.sandbox)
+        for name in used:
             sandboxes[name].check()
-        folder = config.run_dir / "executions"
-        folder.mkdir(parents=True, exist_ok=True)
+        (config.run_dir / "executions").mkdir(parents=True, exist_ok=True)
+        return sandboxes
+
+    async def _player(self, guard: str, sandboxes: dict[str, Sandbox]) -> Player:
+        config = self._config.harness
+        if config.actor is None:
+            return CommandPlayer(config, sandboxes[config.sandbox])
+        spec = host_spec(config, f"{guard}actor", self._config.run_dir / "logs" / "harness.log")
+        start = partial(Supervisor, [spec], max_restarts=HOST_RESTARTS, window_s=HOST_WINDOW_S)
+        # The oldest child is stopped last, when no execution needs it any more.
+        hosts = await self.context.spawn(
+            ChildSpec(name="hosts", start=start, restart="temporary", shutdown_s=EXECUTION_SHUTDOWN_S)
+        )
+        return ActorPlayer(config, hosts)
+
+    def _surroundings(self, guard: str, sandboxes: dict[str, Sandbox], player: Player) -> Surroundings:
+        config = self._config
         return Surroundings(
             config=config.harness,
             model=config.model,
-            sandbox=sandboxes[config.harness.sandbox],
+            player=player,
             evaluator=Evaluator(
                 config.evaluator, sandboxes[config.evaluator.sandbox], config.harness.max_workspace_bytes
             ),
-            folder=folder,
+            folder=config.run_dir / "executions",
             guard=guard,
             proxy=self._proxy,
             trajectory=self._trajectory,

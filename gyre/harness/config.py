@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -11,15 +11,25 @@ from gyre.proxy.config import ProxyConfig
 
 
 class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Any command. `{python}`, `{workspace}`, `{prompt_file}`, `{prompt}` (its text), `{base_url}`, `{key}`
-    and `{task}` (its name) in it and in `environment` are replaced; its environment carries
-    OPENAI_BASE_URL, OPENAI_API_KEY, GYRE_PROMPT_FILE, GYRE_MODEL, GYRE_TASK and GYRE_EXECUTION. Files that
-    the command names by an absolute path, and `read_only` paths, are visible in a bubblewrap sandbox.
+    """A command, or a user's actor.
+
+    `{python}`, `{workspace}`, `{prompt_file}`, `{prompt}` (its text), `{base_url}`, `{key}` and `{task}` (its
+    name) in a command and in `environment` are replaced; its environment carries OPENAI_BASE_URL,
+    OPENAI_API_KEY, GYRE_PROMPT_FILE, GYRE_MODEL, GYRE_TASK and GYRE_EXECUTION. Files that the command names
+    by an absolute path, and `read_only` paths, are visible in a bubblewrap sandbox.
+
+    `actor` is a `gyre.harness.Harness` named `package.module:Class` or `file.py:Class`, built from `options`.
+    It has no sandbox, and lives in this process or, with `own_process`, in one of its own, which
+    `environment` is for then.
+
     `timeout_s` is the harness's own (what it left is still scored), `overall_timeout_s` drops the
     execution. A workspace larger than `max_workspace_bytes` is not scored. `keep` leaves workspaces in the
     run folder. `proxy` is what the harness talks to."""
 
-    command: tuple[str, ...]
+    command: tuple[str, ...] = ()
+    actor: str | None = None
+    options: dict[str, Any] = {}
+    own_process: bool = False
     environment: dict[str, str] = {}
     sandbox: Literal["bubblewrap", "process"] = "bubblewrap"
     read_only: tuple[Path, ...] = ()

@@ -12,16 +12,15 @@ import msgspec
 import structlog
 
 from gyre.actors import Actor, ActorError, Ref, Tell, handles
-from gyre.harness.commands import base_environment, fill, named_files
 from gyre.harness.config import HarnessConfig
 from gyre.harness.evaluator import EvaluationFailed, Evaluator, Left
 from gyre.harness.output import Output
+from gyre.harness.players import Attempt, HarnessGone, Player
 from gyre.harness.process import Exit
 from gyre.harness.room import with_room
-from gyre.harness.sandbox import Confined, Mount, Sandbox, run
 from gyre.harness.tasks import Task
 from gyre.harness.workspace import WorkspaceTooLarge, copy_tree, remove_tree
-from gyre.proxy.messages import CloseExecution, ExecutionAccess, OpenExecution
+from gyre.proxy.messages import CloseExecution, OpenExecution
 from gyre.schedule.messages import ExecutionFinished, ExecutionStarted
 from gyre.trajectory.records import (
     EndReason,
@@ -45,7 +44,7 @@ class Surroundings:
 
     config: HarnessConfig
     model: str
-    sandbox: Sandbox
+    player: Player
     evaluator: Evaluator
     folder: Path
     guard: str
@@ -76,7 +75,13 @@ class ExecutionActor(Actor):
         around, execution = self._around, self._spec.execution
         self._began_s = time.monotonic()
         await around.waterlevel.tell(ExecutionStarted(execution=execution))
-        result = await self._result()
+        try:
+            result = await self._result()
+        except HarnessGone as error:
+            # The job ends too; when it is resumed, this execution is played anew.
+            log.info("execution_left", execution=execution, reason=str(error))
+            self.context.stop()
+            return
         await asyncio.to_thread(self._tidy, result)
         await around.trajectory.ask(ExecutionEnded(spec=self._spec, result=result), timeout_s=JOURNAL_S)
         await around.waterlevel.tell(ExecutionFinished(execution=execution, split=self._spec.split))
@@ -116,14 +121,21 @@ class ExecutionActor(Actor):
         execution, attempt = self._spec.execution, self._spec.attempt
         access = await self._around.proxy.ask(OpenExecution(execution=execution, attempt=attempt))
         try:
-            return await run(
-                self._around.sandbox,
-                self._confined(access),
-                output,
-                timeout_s=self._around.config.timeout_s,
-                on_start=self._log_started,
+            return await self._around.player.play(
+                Attempt(
+                    execution=execution,
+                    number=attempt,
+                    task=self._task,
+                    folder=self._folder,
+                    mark=self._mark(),
+                    access=access,
+                    model=self._around.model,
+                    output=output,
+                    on_start=self._log_started,
+                )
             )
         finally:
+            output.close()
             # While the job stops, the proxy may be gone before.
             with contextlib.suppress(ActorError):
                 await self._around.proxy.ask(CloseExecution(execution=execution))
@@ -151,57 +163,13 @@ class ExecutionActor(Actor):
             (self._folder / name).mkdir()
         (self._folder / "prompt.md").write_text(self._task.prompt, encoding="utf-8")
 
-    def _confined(self, access: ExecutionAccess) -> Confined:
-        around, config = self._around, self._around.config
-        path = around.sandbox.path
-        workspace = Mount(host=self._folder / "workspace", inside="/workspace", writable=True)
-        home = Mount(host=self._folder / "home", inside="/home/agent", writable=True)
-        temporary = Mount(host=self._folder / "tmp", inside="/tmp", writable=True)
-        prompt_file = Mount(host=self._folder / "prompt.md", inside="/gyre/prompt.md")
-        values = {
-            "workspace": path(workspace),
-            "prompt_file": path(prompt_file),
-            "prompt": self._task.prompt,
-            "base_url": around.sandbox.base_url(access.base_url),
-            "key": access.key,
-            "task": self._task.name,
-        }
-        return Confined(
-            command=fill(config.command, values),
-            environment=self._environment(path(home), path(temporary), values),
-            workspace=workspace,
-            mounts=(
-                home,
-                temporary,
-                prompt_file,
-                *(Mount(host=folder, inside=str(folder)) for folder in config.read_only),
-                *named_files(config.command),
-            ),
-            socket=access.unix_socket,
-            mark=self._mark(),
-            file_bytes=config.max_workspace_bytes,
-        )
-
-    def _environment(self, home: str, temporary: str, values: dict[str, str]) -> dict[str, str]:
-        own = self._around.config.environment
-        return {
-            **base_environment(home, temporary),
-            "OPENAI_BASE_URL": values["base_url"],
-            "OPENAI_API_KEY": values["key"],
-            "GYRE_PROMPT_FILE": values["prompt_file"],
-            "GYRE_MODEL": self._around.model,
-            "GYRE_TASK": values["task"],
-            "GYRE_EXECUTION": self._spec.execution,
-            **dict(zip(own, fill(tuple(own.values()), values), strict=True)),
-        }
-
     async def _score(self, ended: Exit) -> ExecutionResult:
         if ended.kind == "never_started":
             return self._ended("never_started", 0.0, detail=ended.detail)
         reason: EndReason = "harness_timeout" if ended.kind == "timed_out" else "harness_error"
         if ended.code == 0:
             reason = "completed"
-        detail = f"killed by signal {ended.signal}" if ended.kind == "killed" else ""
+        detail = f"killed by signal {ended.signal}" if ended.signal is not None else ended.detail
         left = Left(
             execution=self._spec.execution,
             workspace=self._folder / "workspace",
@@ -235,13 +203,13 @@ class ExecutionActor(Actor):
     def _mark(self) -> str:
         return f"{self._around.guard}{self._spec.execution}/{self._spec.attempt}/"
 
-    def _log_started(self, pid: int) -> None:
+    def _log_started(self, pid: int | None) -> None:
         log.info(
             "harness_started",
             execution=self._spec.execution,
             attempt=self._spec.attempt,
             task=self._task.name,
-            pid=pid,
+            **({} if pid is None else {"pid": pid}),
         )
 
     def _log_failed(self, ended: Exit, attempt: int) -> None:

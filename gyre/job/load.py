@@ -131,6 +131,7 @@ def _resolved(job: Job, folder: Path) -> Job:
     harness = replace(
         job.harness,
         command=expanded(job.harness.command),
+        actor=named(job.harness.actor),
         environment={name: expanded((value,))[0] for name, value in job.harness.environment.items()},
         read_only=tuple(map(there, job.harness.read_only)),
     )

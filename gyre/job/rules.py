@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.job.decode import Fault, shown
+from gyre.job.named import Kind, named_faults
 from gyre.job.tables import Job
 
 Broken = tuple[frozenset[str], Fault]
@@ -121,7 +120,8 @@ def warnings(job: Job) -> tuple[Fault, ...]:
                 "the others wait for a place",
             )
         )
-    sandboxed = [table for table in ("harness", "evaluator") if _at(job, f"{table}.sandbox") == "bubblewrap"]
+    tables = ("evaluator",) if job.harness.actor is not None else ("harness", "evaluator")
+    sandboxed = [table for table in tables if _at(job, f"{table}.sandbox") == "bubblewrap"]
     if sandboxed and shutil.which("bwrap") is None:
         key = f"{sandboxed[0]}.sandbox"
         found.append(Fault(key=key, found="no bwrap on this machine", allowed="bubblewrap, installed"))
@@ -169,7 +169,7 @@ def _sources(job: Job) -> Iterator[Broken]:
     if job.eval.every_steps > 0 or job.eval.path or job.eval.recipe:
         yield from _one_source("eval", job.eval.path, job.eval.recipe, "*/prompt.md")
     if job.model.warm_start is not None:
-        yield from _function("model.warm_start.demos", job.model.warm_start.demos)
+        yield from _named("model.warm_start.demos", job.model.warm_start.demos, "function")
 
 
 def _one_source(table: str, path: Path | None, recipe: str | None, holds: str) -> Iterator[Broken]:
@@ -183,7 +183,7 @@ def _one_source(table: str, path: Path | None, recipe: str | None, holds: str) -
     elif path is not None and next(path.glob(holds), None) is None:
         yield _broken(f"no {holds} in {path}", f"a folder with {holds}", keys[0])
     if recipe is not None:
-        yield from _function(keys[1], recipe)
+        yield from _named(keys[1], recipe, "function")
 
 
 def _may_be_folder(path: Path) -> bool:
@@ -200,27 +200,9 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _function(key: str, recipe: str) -> Iterator[Broken]:
-    module, colon, name = recipe.rpartition(":")
-    if not colon or not name.isidentifier() or not module:
-        yield _broken(shown(recipe), "package.module:function or file.py:function", key)
-    elif module.endswith(".py"):
-        try:
-            tree = ast.parse(Path(module).read_bytes())
-        except (OSError, SyntaxError, ValueError, RecursionError) as error:
-            yield _broken(f"cannot read {module}: {error}", "a Python file", key)
-            return
-        names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-        imported = [a.asname or a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names]
-        if name not in names + imported:
-            close = difflib.get_close_matches(name, names, n=1)
-            fault = Fault(
-                key=key,
-                found=f"no function {name} in {module}",
-                allowed=f"one of {', '.join(names)}" if names else "a file that defines it",
-                nearest=close[0] if close else None,
-            )
-            yield frozenset([key]), fault
+def _named(key: str, name: str, kind: Kind) -> Iterator[Broken]:
+    for fault in named_faults(key, name, kind):
+        yield frozenset([key]), fault
 
 
 def _tokens(job: Job) -> Iterator[Broken]:
@@ -250,16 +232,44 @@ def _tokens(job: Job) -> Iterator[Broken]:
 
 
 def _commands(job: Job) -> Iterator[Broken]:
-    for key in ("harness.command", "evaluator.command"):
-        command = _at(job, key)
-        if not command or not command[0]:
-            yield _broken(shown(list(command)), "a program and its arguments", key)
-        if any("\0" in word for word in command):
-            yield _broken(shown(list(command)), "words without NUL characters", key)
-    for name, value in job.harness.environment.items():
+    harness = job.harness
+    if harness.actor is None:
+        yield from _command("harness.command", harness.command, "; or harness.actor")
+        for key in ("harness.options", "harness.own_process"):
+            if _at(job, key):
+                found = f"{key.partition('.')[2]} without an actor"
+                yield _broken(found, "only with harness.actor", key, "harness.actor")
+    else:
+        yield from _named("harness.actor", harness.actor, "class")
+        yield from _beside_actor(job)
+    yield from _command("evaluator.command", job.evaluator.command)
+    for name, value in harness.environment.items():
         if not name or "=" in name or "\0" in name + value:
             found, legal = shown(f"{name}={value}"), "names without '=', nothing with NUL characters"
             yield _broken(found, legal, "harness.environment")
+    yield from _evaluation(job)
+
+
+def _command(key: str, command: tuple[str, ...], instead: str = "") -> Iterator[Broken]:
+    if not command or not command[0]:
+        yield _broken(shown(list(command)), f"a program and its arguments{instead}", key)
+    if any("\0" in word for word in command):
+        yield _broken(shown(list(command)), "words without NUL characters", key)
+
+
+def _beside_actor(job: Job) -> Iterator[Broken]:
+    """An actor is no command, and what is for commands would not be heeded."""
+    for key in ("harness.command", "harness.read_only"):
+        if value := _at(job, key):
+            found = shown([str(word) for word in value])
+            yield _broken(found, "nothing beside harness.actor, which is no command", key, "harness.actor")
+    if job.harness.environment and not job.harness.own_process:
+        found = shown(job.harness.environment)
+        allowed = "with harness.actor only where harness.own_process = true"
+        yield _broken(found, allowed, "harness.environment", "harness.actor", "harness.own_process")
+
+
+def _evaluation(job: Job) -> Iterator[Broken]:
     if job.evaluator.junit and not any("{report}" in word for word in job.evaluator.command):
         yield _broken(
             "no {report} in it",

@@ -107,5 +107,5 @@ async def running(config: HarnessActorConfig, resume: ResumeState = EMPTY) -> As
         neighbours = Neighbours(resume)
         beside = await node.spawn(ChildSpec(name="beside", start=lambda: neighbours))
         start = partial(HarnessActor, config, beside, beside, beside)
-        ref = await node.spawn(ChildSpec(name="harness", start=start, shutdown_s=30))
+        ref = await node.spawn(ChildSpec(name="harness", start=start, restart="temporary", shutdown_s=30))
         yield Job(ref, neighbours, config.run_dir)

@@ -6,9 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import text
 
 from gyre.job import Job, load_job, warnings
 from gyre.job.decode import key_paths
+from gyre.job.named import named_faults
 from gyre.job.rules import BOUNDS
 
 from .conftest import Faults
@@ -37,6 +40,9 @@ def test_the_job_file_of_these_tests_has_no_fault(faults: Faults) -> None:
         ("rollout.max_new_tokens=2048", "rollout.max_new_tokens", "so that a prompt has room"),
         ("harness.overall_timeout_s=1", "harness.overall_timeout_s", "at least harness.timeout_s"),
         ("harness.command=[]", "harness.command", "a program and its arguments"),
+        ("harness.command=[]", "harness.command", "or harness.actor"),
+        ("harness.own_process=true", "harness.own_process", "only with harness.actor"),
+        ("harness.options.a=1", "harness.options", "only with harness.actor"),
         ("harness.command=run", "harness.command", "an array, each entry a string"),
         ("harness.environment.A=1", "harness.environment", "each value a string"),
         ("evaluator.junit=true", "evaluator.command", "{report}"),
@@ -53,6 +59,45 @@ def test_impossible_keys_are_named_with_the_fix(faults: Faults, override: str, k
     found = faults(override)
     assert list(found) == [key]
     assert says in found[key]
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "says"),
+    [
+        ("harness.actor=own.py:Own", "harness.actor", ""),
+        ("harness.actor=own.py:Other", "harness.actor", ""),
+        ("harness.actor=own.py:Won", "harness.actor", "no class Won in"),
+        ("harness.actor=own.py:Ownn", "harness.actor", "did you mean Own?"),
+        ("harness.actor=own.py:function", "harness.actor", "no class function"),
+        ("harness.actor=gone.py:Own", "harness.actor", "cannot read"),
+        ("harness.actor=gyre.harness.custom:Harness", "harness.actor", ""),
+        ("harness.actor=gyre.harness.custom:Harnes", "harness.actor", "did you mean Harness?"),
+        ("harness.actor=gyre.harnes.custom:Harness", "harness.actor", "did you mean gyre.harness?"),
+        ("harness.actor=gyree:Harness", "harness.actor", "there is no module gyree"),
+        ("harness.actor=gyre.cli.custom:Harness", "harness.actor", "there is no module gyre.cli.custom"),
+        ("harness.actor=gyre..custom:Harness", "harness.actor", "there is no module gyre."),
+        ("harness.actor=Own", "harness.actor", "package.module:Class or file.py:Class"),
+        ("harness.command=['run']", "harness.command", "nothing beside harness.actor"),
+        ("harness.read_only=['/usr']", "harness.read_only", "nothing beside harness.actor"),
+        ("harness.environment.A=b", "harness.environment", "only where harness.own_process = true"),
+    ],
+)
+def test_an_actor_is_looked_for_without_an_import(
+    faults: Faults, job_file: Path, override: str, key: str, says: str
+) -> None:
+    (job_file.parent / "own.py").write_text(
+        "from there import Other\nclass Own: ...\ndef function(): ...\nraise SystemExit(1)\n"
+    )
+    found = faults("harness.command=", "harness.actor=own.py:Own", override)
+    assert list(found) == ([key] if says else [])
+    assert says in found.get(key, "")
+
+
+@settings(max_examples=200, deadline=None)
+@given(text())
+def test_any_name_is_a_class_or_a_fault(name: str) -> None:
+    for fault in named_faults("harness.actor", f"{name}:Own", "class"):
+        assert fault.key == "harness.actor"
 
 
 @pytest.mark.parametrize("table", ["model", "tasks", "eval"])
