@@ -1,7 +1,7 @@
 """A harness of one's own as an actor: the agent of the quickstart, with asyncio and one pool of connections.
 
-`custom_harness.toml` names it. It tidies an inbox with the tool `put`, hands the box in it to a sub-agent with
-`delegate`, and begins a new conversation when the prompt grows.
+`custom_harness.toml` names it. It tidies an inbox with the tool `put`, hands the box in it to a sub-agent
+with `delegate`, and begins a new conversation when the prompt grows.
 """
 
 from __future__ import annotations

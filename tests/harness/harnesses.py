@@ -15,6 +15,7 @@ from gyre.harness import Harness, Outcome, Play
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     how: str = "well"
     tries: int = 1
+    fifo: str = ""
 
 
 class Crash(Tell, frozen=True, kw_only=True):
@@ -42,6 +43,9 @@ class Scripted(Harness):
         return Outcome(text=msgspec.json.encode(play, enc_hook=str).decode())
 
     async def _hang(self, play: Play) -> None:
+        if self._options.fifo:
+            with open(self._options.fifo, "wb") as fifo:  # noqa: ASYNC230  it has a reader
+                fifo.write(b"x")
         try:
             await asyncio.Event().wait()
         finally:

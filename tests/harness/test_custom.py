@@ -1,6 +1,7 @@
 """A user's actor as the harness of a job, in the root process and in one of its own."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,11 +33,13 @@ def start_job(request: pytest.FixtureRequest, tmp_path: Path) -> StartJob:
     own: dict[str, Any] = {"own_process": True, "environment": {"HARNESS_OF_ITS_OWN": "1"}}
 
     @asynccontextmanager
-    async def start(how: str, tries: int = 1, actor: str = SCRIPTED, **harness: Any) -> AsyncIterator[Job]:
+    async def start(
+        how: str, tries: int = 1, actor: str = SCRIPTED, fifo: str = "", **harness: Any
+    ) -> AsyncIterator[Job]:
         config = HarnessActorConfig(
             harness=HarnessConfig(
                 actor=actor,
-                options={"how": how, "tries": tries},
+                options={"how": how, "tries": tries, "fifo": fifo},
                 **{**(own if request.param else {}), **harness},
             ),
             tasks=TasksConfig(path=tmp_path / "tasks"),
@@ -138,13 +141,28 @@ async def test_one_that_dies_without_end_ends_the_job_and_no_execution(
     assert "it broke" in str(failed.value.reason.first) or "SIGKILL" in str(failed.value.reason.first)
 
 
-async def test_when_the_job_stops_its_plays_are_over(start_job: StartJob) -> None:
-    async with start_job("hangs") as job:
+async def test_when_the_job_stops_its_plays_are_over(start_job: StartJob, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    reading = os.open(tmp_path / "fifo", os.O_RDWR | os.O_NONBLOCK)
+    async with start_job("hangs", fifo=str(tmp_path / "fifo")) as job:
         await job.dispatch()
-        await job.neighbours.until(OpenExecution, 2)
-        while not all(job.file(f"g000000.0{i}", "workspace/one").exists() for i in (0, 1)):
-            await asyncio.sleep(0.01)  # a file is no event
+        await two_bytes(reading)
+    os.close(reading)
     assert [job.file(f"g000000.0{i}", "workspace/two").exists() for i in (0, 1)] == [True, True]
+    assert job.neighbours.of(ExecutionEnded) == []
+
+
+async def two_bytes(reading: int) -> None:
+    loop, read, both = asyncio.get_running_loop(), bytearray(), asyncio.Event()
+
+    def take() -> None:
+        read.extend(os.read(reading, 2))
+        if len(read) == 2:
+            both.set()
+
+    loop.add_reader(reading, take)
+    await both.wait()
+    loop.remove_reader(reading)
 
 
 async def test_faults_of_the_actor_fail_the_start(start_job: StartJob) -> None:
@@ -181,7 +199,8 @@ def test_a_file_of_the_job_folder_may_hold_it(tmp_path: Path) -> None:
         "import msgspec\n"
         "from gyre.harness import Harness\n"
         "class Options(msgspec.Struct):\n    folder: Path\n"
-        "class Own(Harness):\n    def __init__(self, options: Options) -> None:\n        self.options = options\n"
+        "class Own(Harness):\n"
+        "    def __init__(self, options: Options) -> None:\n        self.options = options\n"
     )
     harness = load_harness(f"{file}:Own", {"folder": "/tmp/x"})()
     assert harness.options.folder == Path("/tmp/x")  # type: ignore[attr-defined]
