@@ -141,7 +141,7 @@ class Family:
         if child.last is not None:
             self._node.neighbours.names.moved(child.last, running.ref)
         child.last = running.ref
-        running.ended.add_done_callback(partial(self._ended, child, running))
+        running.ended.add_done_callback(partial(self._ended, child, running), context=self._node.context)
         return running
 
     async def _stop(self, child: Child) -> None:

@@ -212,6 +212,7 @@ class Life(LocalTarget):
         reason = self._failure or self._stop
         if reason is not None:
             await self._close(reason)
+        CURRENT.set(None)  # else the context would keep the last message
         self._main = None
         self.mailbox.shrink()
 

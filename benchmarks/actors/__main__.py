@@ -1,0 +1,72 @@
+"""`python -m benchmarks.actors [--json] [--quick] [--only PART,...] [--soak SECONDS]`."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from benchmarks.actors.across import across
+from benchmarks.actors.idle import idle
+from benchmarks.actors.inside import inside
+from benchmarks.actors.memory import memory
+from benchmarks.actors.peers import xoscar
+from benchmarks.actors.soak import not_soaked, soak
+from benchmarks.process import quiet
+from benchmarks.report import Report
+from benchmarks.timing import FULL, QUICK
+from gyre.actors import run
+
+PARTS = ("inside", "across", "memory", "idle", "soak")
+
+
+async def measure(report: Report, console: Console, *, parts: list[str], quick: bool, soak_s: float) -> None:
+    effort = QUICK if quick else FULL
+
+    def begin(part: str) -> bool:
+        if part in parts:
+            console.print(f"{part} ...")
+        return part in parts
+
+    if "inside" in parts or "across" in parts:
+        async with xoscar() as peer:
+            if begin("inside"):
+                await inside(report, effort, peer)
+            if begin("across"):
+                await across(report, effort, peer)
+    if begin("memory"):
+        await memory(report, effort)
+    if begin("idle"):
+        await (idle(report, idle_s=0.5, settle_s=0.0) if quick else idle(report))
+    if begin("soak"):
+        if soak_s > 0:
+            await soak(report, soak_s)
+        else:
+            not_soaked(report)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.actors", description="The actor runtime, measured."
+    )
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument(
+        "--quick", action="store_true", help="each segment once and briefly: a check of itself"
+    )
+    parser.add_argument("--only", default=",".join(PARTS), help=f"parts to run, of {', '.join(PARTS)}")
+    parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS", help="also soak, for so long")
+    options = parser.parse_args()
+    parts = options.only.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}: {', '.join(PARTS)}")
+    quiet()
+    report = Report("actors")
+    progress = Console(stderr=True)
+    run(measure(report, progress, parts=parts, quick=options.quick, soak_s=options.soak))
+    report.print(Console())
+    if options.json:
+        print(report.json_line())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Segments measured in turn, so that what disturbs the machine disturbs all of them, the best of several kept."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
+from time import perf_counter
+from typing import NamedTuple
+
+
+class Effort(NamedTuple):
+    """How much a benchmark does: rounds of its segments, and the share of their full length."""
+
+    rounds: int
+    share: float
+
+    def count(self, full: int, least: int = 64) -> int:
+        return max(least, int(full * self.share))
+
+
+FULL = Effort(rounds=12, share=1.0)
+QUICK = Effort(rounds=1, share=0.02)
+
+
+class Segment(NamedTuple):
+    """`run` does a thing `count` times; it may return the seconds that count, where not all of it does."""
+
+    name: str
+    count: int
+    run: Callable[[int], Awaitable[float | None]]
+
+
+async def rates(segments: Sequence[Segment], rounds: int) -> dict[str, float]:
+    """How often a second each does its thing, in its best round."""
+    best = {segment.name: inf for segment in segments}
+    for _ in range(rounds):
+        for segment in segments:
+            start = perf_counter()
+            own_s = await segment.run(segment.count)
+            took_s = perf_counter() - start if own_s is None else own_s
+            best[segment.name] = min(best[segment.name], took_s / segment.count)
+    return {name: 1 / took_s for name, took_s in best.items()}
