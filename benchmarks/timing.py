@@ -1,14 +1,15 @@
-"""Segments measured in turn, so that what disturbs the machine disturbs all of them, the best of several kept."""
+"""Segments measured in turn: what disturbs the machine disturbs all of them. The best of several rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 from time import perf_counter
-from typing import NamedTuple
 
 
-class Effort(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Effort:
     """How much a benchmark does: rounds of its segments, and the share of their full length."""
 
     rounds: int
@@ -22,7 +23,8 @@ FULL = Effort(rounds=12, share=1.0)
 QUICK = Effort(rounds=1, share=0.02)
 
 
-class Segment(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Segment:
     """`run` does a thing `count` times; it may return the seconds that count, where not all of it does."""
 
     name: str

@@ -1,1 +1,1 @@
-"""The actor runtime beside a bare loop, xoscar and the machine's own limits: `python -m benchmarks.actors`."""
+"""The actor runtime beside a bare loop, xoscar and the machine: `python -m benchmarks.actors`."""

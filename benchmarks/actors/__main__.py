@@ -8,6 +8,7 @@ from rich.console import Console
 
 from benchmarks.actors.across import across
 from benchmarks.actors.idle import idle
+from benchmarks.actors.importing import importing
 from benchmarks.actors.inside import inside
 from benchmarks.actors.memory import memory
 from benchmarks.actors.peers import xoscar
@@ -17,7 +18,7 @@ from benchmarks.report import Report
 from benchmarks.timing import FULL, QUICK
 from gyre.actors import run
 
-PARTS = ("inside", "across", "memory", "idle", "soak")
+PARTS = ("importing", "inside", "across", "memory", "idle", "soak")
 
 
 async def measure(report: Report, console: Console, *, parts: list[str], quick: bool, soak_s: float) -> None:
@@ -28,6 +29,8 @@ async def measure(report: Report, console: Console, *, parts: list[str], quick: 
             console.print(f"{part} ...")
         return part in parts
 
+    if begin("importing"):
+        await importing(report, effort)
     if "inside" in parts or "across" in parts:
         async with xoscar() as peer:
             if begin("inside"):

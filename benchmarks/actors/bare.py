@@ -115,7 +115,8 @@ class BareClient(_Frames):
         self._pending: dict[int, asyncio.Future[Step]] = {}
 
     async def ask(self, step: Step) -> Step:
-        answer = self._pending[step.seq] = self._loop.create_future()
+        answer: asyncio.Future[Step] = self._loop.create_future()
+        self._pending[step.seq] = answer
         self.send(step)
         return await answer
 

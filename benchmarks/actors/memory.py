@@ -113,7 +113,7 @@ async def _ask(refs: list[Ref]) -> int:
 def main() -> None:
     quiet()
     kind, count = sys.argv[1], int(sys.argv[2])
-    found: Crowd | Used = run(_crowd(count) if kind == "crowd" else _used(count))
+    found = run(_crowd(count)) if kind == "crowd" else run(_used(count))
     print(msgspec.json.encode(found).decode(), flush=True)
 
 

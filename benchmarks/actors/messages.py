@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import msgspec
 
@@ -31,7 +32,7 @@ class CpuSeconds(Ask[float], frozen=True, kw_only=True):
     """Of the actor's process, so far."""
 
 
-FIELDS = {"actor": "harness/g00012", "step": 7, "reward": 0.5, "tokens": [11, 222, 3333, 44]}
+FIELDS: dict[str, Any] = {"actor": "harness/g00012", "step": 7, "reward": 0.5, "tokens": [11, 222, 3333, 44]}
 
 
 class Echo(Actor):

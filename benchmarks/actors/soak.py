@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from statistics import median
 
 import msgspec
@@ -107,12 +108,12 @@ async def _load(node: Node, child: Ref, local: Ref, soak_s: float, samples: dict
     names = itertools.count()
     async with asyncio.TaskGroup() as tasks:
         for ref in (child, local):
-            tasks.create_task(repeat(lambda ref=ref: in_flight(ref, CHUNK)))
-            tasks.create_task(repeat(lambda ref=ref: tells(ref, CHUNK)))
-            tasks.create_task(repeat(lambda ref=ref: _stream(ref)))
-            tasks.create_task(repeat(lambda ref=ref: _trouble(ref), 0.01))
-        tasks.create_task(repeat(lambda: _come_and_go(node, names), 0.01))
-        tasks.create_task(repeat(lambda: _process(node, names), RENEW_EVERY_S))
+            tasks.create_task(repeat(partial(in_flight, ref, CHUNK)))
+            tasks.create_task(repeat(partial(tells, ref, CHUNK)))
+            tasks.create_task(repeat(partial(_stream, ref)))
+            tasks.create_task(repeat(partial(_trouble, ref), 0.01))
+        tasks.create_task(repeat(partial(_come_and_go, node, names), 0.01))
+        tasks.create_task(repeat(partial(_process, node, names), RENEW_EVERY_S))
         tasks.create_task(repeat(sample, min(1.0, soak_s / 40)))
     return next(rounds)
 
@@ -149,7 +150,7 @@ async def _process(node: Node, names: itertools.count[int]) -> None:
 
 
 def _growth(samples: list[Sample]) -> tuple[float, int]:
-    """Of resident memory, as a ratio of medians; of descriptors, the fewest of the quarter: some come and go."""
+    """Of resident memory, a ratio of medians; of descriptors, the fewest of a quarter: some come and go."""
     quarter = max(1, len(samples) // 4)
     before, after = samples[quarter : 2 * quarter] or samples, samples[-quarter:]
     rss = median(of.rss_bytes for of in after) / median(of.rss_bytes for of in before)
