@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import pytest
 
@@ -574,3 +575,26 @@ async def test_a_message_that_comes_as_its_actor_dozes_off_is_handled(node: Node
     await asyncio.sleep(0)
     assert counter.total == 3
     assert await ref.ask(Add(amount=1)) == 4
+
+
+class Parcel(Tell, frozen=True, kw_only=True, weakref=True):
+    """Can be watched for its end."""
+
+
+class Porter(Actor):
+    @handles(Parcel)
+    async def take(self, message: Parcel) -> None:
+        return
+
+
+async def test_an_actor_that_rests_does_not_keep_its_last_message(node: Node) -> None:
+    ref = await start(node, Porter())
+    parcel = Parcel()
+    kept = weakref.ref(parcel)
+    await ref.tell(parcel)
+    del parcel
+    await asyncio.sleep(0)
+    life(ref).doze()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert kept() is None
