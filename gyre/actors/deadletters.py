@@ -10,6 +10,8 @@ from gyre.actors.log import log
 
 KEPT = 100
 LOG_EVERY_S = 1.0
+# A peer may name a message as it likes.
+MAX_NAME_CHARS = 200
 
 
 class DeadLetter(NamedTuple):
@@ -32,6 +34,7 @@ class DeadLetters:
 
     def add(self, to: str, message: str, why: str = "") -> None:
         self.count += 1
+        message = message[:MAX_NAME_CHARS]
         self.last.append(DeadLetter(to, message))
         now = self._clock()
         if now - self._logged_at >= LOG_EVERY_S:

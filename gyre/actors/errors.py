@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=type[BaseException])
 
+# Of what an error says so much is kept, from both ends; of a chain of causes so many, and the first.
+MAX_TEXT_CHARS = 32_768
+MAX_CAUSES = 16
+
 
 class ExitReason(msgspec.Struct, frozen=True, kw_only=True):
     """Why a life ended.
@@ -70,9 +74,9 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, error: BaseException) -> ExitReason:
         return cls(
             kind="error",
-            message=str(error),
+            message=_text(error),
             type_name=error_name(type(error)),
-            traceback="".join(traceback_.format_exception(error)),
+            traceback=_trace(error),
             cause=_cause(error),
         )
 
@@ -152,8 +156,37 @@ class LinkLost(ActorError):
     """A connection to another node could not be made, or ended."""
 
 
+def _text(error: BaseException) -> str:
+    try:
+        return _fit(str(error))
+    except Exception as failed:
+        return f"its text cannot be had: {type(failed).__name__}"
+
+
+def _trace(error: BaseException) -> str:
+    return _fit("".join(traceback_.format_exception(error)))
+
+
+def _fit(text: str) -> str:
+    """As text that fits into a frame; what is no unicode (a file's name may be none) in escapes."""
+    left = len(text) - MAX_TEXT_CHARS
+    if left > 0:
+        half = MAX_TEXT_CHARS // 2
+        text = f"{text[:half]} [{left} characters] {text[-half:]}"
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _cause(error: BaseException) -> ExitReason | None:
-    """The reason that an error only passes on."""
+    """The reason that an error only passes on. Actors that die of each other by turns must not carry all
+    their deaths along."""
+    cause = _passed_on(error)
+    depth, reason = 0, cause
+    while reason is not None and depth < MAX_CAUSES:
+        depth, reason = depth + 1, reason.cause
+    return cause if cause is None or reason is None else cause.first
+
+
+def _passed_on(error: BaseException) -> ExitReason | None:
     if isinstance(error, BaseExceptionGroup):
         return ExitReason.of(error.exceptions[0])
     if isinstance(error, ActorDied | SpawnFailed | NodeFailed):
@@ -216,8 +249,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
         known = name in _wire_errors
         return cls(
             type_name=name,
-            message=str(error),
-            traceback="".join(traceback_.format_exception(error)),
+            message=_text(error),
+            traceback=_trace(error),
             args=list(error.args) if known else None,
             fields=dict(vars(error)) if known else None,
         )

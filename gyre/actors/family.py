@@ -36,17 +36,23 @@ class Running(Protocol):
 
 
 class Child:
-    """A name in a family; `running` is None before the first life is up and between two lives."""
+    """A name in a family; `running` is None before the first life is up and between two lives, `begun` the
+    life that is not up yet. One that is `unwanted` shall not live again."""
 
-    __slots__ = ("incarnation", "last", "running", "spec", "stopping", "watched")
+    __slots__ = ("begun", "incarnation", "last", "running", "spec", "stopping", "unwanted", "watched")
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.incarnation = spec.former_lives if isinstance(spec, ProcessSpec) else 0
         self.running: Running | None = None
+        self.begun: Running | None = None
         self.stopping = False
+        self.unwanted = False
         self.last: Ref | None = None  # its newest life
         self.watched = False  # somebody monitored it
+
+    def begins(self, running: Running) -> None:
+        self.begun = running
 
     def restart(self, reason: ExitReason) -> Restart:
         """Nothing can be started where its node is gone."""
@@ -86,13 +92,14 @@ class Family:
         try:
             running = await self._start(child)
         except BaseException:
-            self._children.pop(spec.name, None)
+            self._forget(child)
             raise
         return running.ref
 
     async def stop(self, name: str) -> None:
         child = self._children.get(name)
         if child is not None:
+            child.unwanted = True
             await self._stop(child)
             self._forget(child)
 
@@ -107,11 +114,19 @@ class Family:
     async def close(self) -> None:
         """Stops all, the youngest first."""
         self._closing = True
-        if self._keeper is not None:
+        if self._keeper is not None and not self._keeper.done():
             self._keeper.cancel()
+            await asyncio.wait([self._keeper])  # what it starts is undone
         for child in reversed([*self._children.values()]):
             await self._stop(child)
         self._children.clear()
+
+    async def end(self) -> None:
+        """Kills all, and waits until they are gone."""
+        self.kill()
+        ends = [life.ended for life in self._alive()]
+        if ends:
+            await asyncio.wait(ends, timeout=KILL_WAIT_S)
 
     def kill(self) -> None:
         """Ends all at once, without asking."""
@@ -120,23 +135,29 @@ class Family:
             self._keeper.cancel()
         for child in self._children.values():
             child.stopping = True
-            if child.running is not None:
-                child.running.kill()
+        for life in self._alive():
+            life.kill()
+
+    def _alive(self) -> list[Running]:
+        lives = [life for child in self._children.values() for life in (child.running, child.begun)]
+        return [life for life in lives if life is not None and not life.ended.done()]
 
     async def _start(self, child: Child) -> Running:
         child.incarnation += 1
         child.stopping = False
-        running = await self._node.launch(child.spec, child.incarnation)
+        try:
+            running = await self._node.launch(child.spec, child.incarnation, child.begins)
+        except SpawnFailed:
+            raise
+        except Exception as error:  # nothing can listen
+            raise SpawnFailed(child.spec.name, ExitReason.of(error)) from error
+        finally:
+            child.begun = None
+        if self._closing or child.unwanted:
+            running.kill()
+            await asyncio.wait([running.ended], timeout=KILL_WAIT_S)
         if running.ended.done():
             raise SpawnFailed(child.spec.name, running.ended.result())
-        if self._closing:
-            running.kill()
-            raise SpawnFailed(
-                child.spec.name, ExitReason(kind="stopped", message=f"{self._parent} is stopping")
-            )
-        if self._children.get(child.spec.name) is not child:
-            await self._stop_running(child, running)
-            raise SpawnFailed(child.spec.name, ExitReason(kind="stopped", message="it was stopped meanwhile"))
         child.running = running
         if child.last is not None:
             self._node.neighbours.names.moved(child.last, running.ref)
@@ -147,10 +168,11 @@ class Family:
     async def _stop(self, child: Child) -> None:
         child.stopping = True
         running = child.running
-        if running is not None and not running.ended.done():
-            await self._stop_running(child, running)
-
-    async def _stop_running(self, child: Child, running: Running) -> None:
+        if child.begun is not None:
+            running = child.begun
+            running.kill()
+        if running is None or running.ended.done():
+            return
         running.request_stop()
         await asyncio.wait([running.ended], timeout=child.spec.shutdown_s)
         if not running.ended.done():
@@ -159,6 +181,9 @@ class Family:
             await asyncio.wait([running.ended], timeout=KILL_WAIT_S)
         if not running.ended.done():
             log.error("actor_would_not_end", actor=running.ref.label)
+
+    def _wanted(self, child: Child) -> bool:
+        return not child.unwanted and self._children.get(child.spec.name) is child
 
     def _forget(self, child: Child) -> None:
         if self._children.get(child.spec.name) is child:
@@ -177,10 +202,13 @@ class Family:
             )
 
     async def _keep(self) -> None:
-        while self._exits and not self._closing:
-            child, running, reason = self._exits.popleft()
-            if child.running is running and not child.stopping:
-                await self._handle(child, running, reason)
+        try:
+            while self._exits and not self._closing:
+                child, running, reason = self._exits.popleft()
+                if child.running is running and not child.stopping:
+                    await self._handle(child, running, reason)
+        except Exception as error:
+            self._fail(ExitReason.of(error))
 
     async def _handle(self, child: Child, running: Running | None, reason: ExitReason) -> None:
         name = child.spec.name
@@ -223,13 +251,18 @@ class Family:
         # Those that died of one cause do not all come back at once.
         await asyncio.sleep(delay_s * (0.5 + self._node.rng.random()))
         for child in children:
-            if child.spec.restart == "temporary" or self._children.get(child.spec.name) is not child:
+            if not self._wanted(child):
                 continue
             try:
                 running = await self._start(child)
             except SpawnFailed as error:
+                if not self._wanted(child):
+                    continue
+                if child.spec.restart == "transient" and not error.reason.abnormal:
+                    self._forget(child)
+                    continue
                 child.stopping = False
-                await self._handle(child, None, error.reason)
+                self._exits.appendleft((child, None, error.reason))
                 return
             log.info("actor_restarted", actor=running.ref.label, parent=self._parent)
             old = before.get(child.spec.name, running.ref)

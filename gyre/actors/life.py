@@ -12,7 +12,7 @@ from gyre.actors.actor import Actor, Context
 from gyre.actors.background import Background, Timer
 from gyre.actors.envelope import CURRENT, Chain, Envelope
 from gyre.actors.errors import ActorDied, ExitReason, as_seen_by_caller
-from gyre.actors.family import Family
+from gyre.actors.family import KILL_WAIT_S, Family
 from gyre.actors.handlers import INSIDE, STARTING
 from gyre.actors.local import LocalTarget
 from gyre.actors.log import log
@@ -84,6 +84,7 @@ class Life(LocalTarget):
             await up
         except asyncio.CancelledError:
             self.kill()
+            await asyncio.wait([self.ended], timeout=KILL_WAIT_S)
             raise
 
     def begin(self) -> None:
@@ -129,6 +130,8 @@ class Life(LocalTarget):
     def family(self) -> Family:
         if self._family is None:
             self._family = Family(self.node, self.ref.label, self.actor.supervision, self.crash, self.deliver)
+            if self.ended.done():
+                self._family.kill()
         return self._family
 
     def find(self, path: str) -> Ref | None:
@@ -236,7 +239,7 @@ class Life(LocalTarget):
                 self.node.idle.watch(self)  # a message came as it dozed off
                 continue
             handler = envelope.handler
-            if not handler.exclusive:  # it came before `started` had ended
+            if not handler.exclusive and not envelope.void:  # it came before `started` had ended
                 self._start_task(envelope)
                 continue
             if envelope.origin is not None:
@@ -355,23 +358,36 @@ class Life(LocalTarget):
         main = cast("asyncio.Task[None]", self._main)
         while main.cancelling():
             main.uncancel()
+        if not self._killed:
+            await self._wind_up()
+        if self._family is not None:
+            await self._end_children(self._family)
+        self._gone(reason)
+
+    async def _wind_up(self) -> None:
+        """What it has under way ends, then `stopping` runs, all within `shutdown_s`."""
         try:
-            if not self._killed:
-                async with asyncio.timeout(self.shutdown_s):
-                    if tasks := self._cancel_tasks():
-                        await asyncio.wait(tasks)
-                    await self.actor.stopping()
-            if self._family is not None:
-                if self._killed:
-                    self._family.kill()
-                await self._family.close()
+            async with asyncio.timeout(self.shutdown_s):
+                if tasks := self._cancel_tasks():
+                    await asyncio.wait(tasks)
+                await self.actor.stopping()
         except asyncio.CancelledError:
-            pass  # killed
+            self._killed = True
         except TimeoutError:
             log.warning("actor_stopping_timed_out", actor=self.ref.label, shutdown_s=self.shutdown_s)
         except Exception as error:
             log.warning("actor_stopping_failed", actor=self.ref.label, error=str(ExitReason.of(error)))
-        self._gone(reason)
+
+    async def _end_children(self, family: Family) -> None:
+        """In order, or at once when it is killed: nobody shall find it dead and a child of it alive."""
+        try:
+            if not self._killed:
+                await family.close()
+        except asyncio.CancelledError:
+            self._killed = True
+        if self._killed:
+            with contextlib.suppress(asyncio.CancelledError):  # killed once more
+                await family.end()
 
     def _cancel_tasks(self) -> list[asyncio.Task[Any]]:
         handling = [*(self._handling or ())]

@@ -205,6 +205,8 @@ class Link:
     # --- receiving ------------------------------------------------------------------------------
 
     def received(self, payload: memoryview) -> None:
+        if self.gone is not None:
+            return  # it would come after what the next connection brings
         frame = self.node.codec.frame(payload)
         self._received += 1
         if frame.seq != self._received:

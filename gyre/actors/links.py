@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from gyre.actors.errors import ExitReason, LinkLost
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # A peer may be busy on its loop for a while.
 HANDSHAKE_TIMEOUT_S = 30.0
+# A connection that both dialled is there by then.
+CROSSED_WAIT_S = 1.0
 
 
 class Links:
@@ -146,15 +149,22 @@ class Links:
     async def _dial(self, link: Link) -> None:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                try:
-                    await self._greet(link)
-                except Crossed:
-                    await link.opened.wait()
+                while not link.opened.is_set():
+                    await self._greet_or_meet(link)
         except TimeoutError:
             self.on_lost(link, f"{link.endpoint} did not answer")
         except LinkLost as error:
             if not link.is_open:
                 self.on_lost(link, str(error))
+
+    async def _greet_or_meet(self, link: Link) -> None:
+        try:
+            await self._greet(link)
+        except Crossed:
+            # The peer's own connection may be one whose end it has not noticed yet.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CROSSED_WAIT_S):
+                    await link.opened.wait()
 
     async def _greet(self, link: Link) -> None:
         handshake = DiallerHandshake(self._node.token, self._node.peer, self._node.nonce())
@@ -206,8 +216,9 @@ class _Dialling:
         self._met = False
 
     def received(self, payload: memoryview) -> None:
-        assert self.channel is not None
         try:
+            if self.channel is None:
+                raise HandshakeFailed("it spoke first")
             if not self._met:
                 proof = self._handshake.on_hello(payload)
                 self._links.met(self._link, self._handshake.peer)
@@ -216,7 +227,7 @@ class _Dialling:
                 return
             self._handshake.on_verdict(payload)
         except LinkLost as error:
-            if not self._met and not isinstance(error, Crossed):
+            if self.channel is not None and not self._met and not isinstance(error, Crossed):
                 self.channel.send(verdict("refused", str(error)))
             self._finish(error)
             raise

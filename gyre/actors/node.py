@@ -203,10 +203,15 @@ class Node:
             target = self.lives.get(id) or Nowhere(self, self.exit_of(id))
         return Ref(node_id, endpoint, id, name, incarnation, target)
 
-    async def launch(self, spec: Spec, incarnation: int) -> Running:
-        """A new life; when it could not start it has `ended` already. SpawnFailed where none was begun."""
+    async def launch(
+        self, spec: Spec, incarnation: int, begun: Callable[[Running], None] | None = None
+    ) -> Running:
+        """A new life; when it could not start it has `ended` already. SpawnFailed where none was begun.
+        `begun` is told of it before it starts."""
         if isinstance(spec, ProcessSpec) and spec.node is not None and spec.node.node_id != self.id:
             remote = RemoteProcess(self, spec, incarnation)
+            if begun is not None:
+                begun(remote)
             await remote.start()
             return remote
         if isinstance(spec, ProcessSpec):
@@ -215,6 +220,8 @@ class Node:
             await self.listen()
             process = ChildProcess(self, spec, incarnation)
             self.processes.add(process)
+            if begun is not None:
+                begun(process)
             await process.start()
             return process
         try:
@@ -223,6 +230,8 @@ class Node:
             raise SpawnFailed(spec.name, ExitReason.of(error)) from error
         life = Life(self, actor, spec.name, incarnation, spec.mailbox)
         self.lives[life.id] = life
+        if begun is not None:
+            begun(life)
         await life.start(spec.shutdown_s)
         return life
 
@@ -289,10 +298,12 @@ class Node:
             self.transport.close()
 
     async def _reap(self) -> None:
-        ends = [process.ended for process in self.processes.all()]
-        ends += [life.ended for life in self.lives.values()]
-        if ends:
-            await asyncio.wait(ends, timeout=REAP_WAIT_S)
+        """What somebody still started while the node was left ends too."""
+        left: list[Running] = [*self.processes.all(), *self.lives.values()]
+        for running in left:
+            running.kill()
+        if left:
+            await asyncio.wait([running.ended for running in left], timeout=REAP_WAIT_S)
 
 
 def _ignore(message: Tell) -> None:

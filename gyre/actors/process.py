@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from gyre.actors.errors import ExitReason
-from gyre.actors.family import Running
+from gyre.actors.family import KILL_WAIT_S, Running
 from gyre.actors.log import log
 from gyre.actors.ref import Ref
 from gyre.actors.specs import ProcessSpec
 from gyre.actors.wire import Booted, Ended, Frame, Shutdown
 
 if TYPE_CHECKING:
+    from gyre.actors.carrier import Carrier
     from gyre.actors.node import Node
 
 # From a closed connection, or a reported end, to the process' own.
@@ -36,36 +37,50 @@ class ChildProcess:
         # Until it has booted nobody sees this Ref.
         self.ref = self._ref("", 0, incarnation)
         self._booted: asyncio.Future[None] = node.loop.create_future()
-        self._carrier = node.carrier(node, spec)
+        self._carrier: Carrier | None = None
         self._reported: ExitReason | None = None
         self._asked_to_stop = False
         self._timers: list[asyncio.TimerHandle] = []
 
     async def start(self) -> None:
         """Returns when its actor has started, or `ended` says why not."""
-        loop = self.node.loop
         try:
-            boot = self.node.boot(self.spec, self.node_id, self.ref.incarnation)
-            self._carrier.start(boot, self._ended)
-            log.info("process_started", actor=self.ref.label, pid=self._carrier.pid)
-            async with asyncio.timeout(self.spec.start_timeout_s):
-                either: list[asyncio.Future[Any]] = [self._booted, self.ended]
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
+            self._begin()
+        except Exception as error:  # no descriptor is left, the disk is full, its config cannot travel
+            self.node.processes.forget(self)
+            self.ended.set_result(ExitReason.of(error))
+            return
+        try:
+            await self._until_booted()
+        except asyncio.CancelledError:
+            self.kill()
+            await asyncio.wait([self.ended], timeout=KILL_WAIT_S)
+            raise
+
+    def _begin(self) -> None:
+        boot = self.node.boot(self.spec, self.node_id, self.ref.incarnation)
+        self._carrier = self.node.carrier(self.node, self.spec)
+        self._carrier.start(boot, self._ended)
+        log.info("process_started", actor=self.ref.label, pid=self._carrier.pid)
+
+    async def _until_booted(self) -> None:
+        either: list[asyncio.Future[Any]] = [self._booted, self.ended]
+        await asyncio.wait(either, timeout=self.spec.start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not any(future.done() for future in either):
             self._reported = ExitReason(
                 kind="error", message=f"its actor had not started after {self.spec.start_timeout_s:g} s"
             )
-            self._carrier.signal(signal.SIGKILL)
-            await self.ended
-        except OSError as error:
-            self.ended.set_result(ExitReason.of(error))
-        except asyncio.CancelledError:
-            self._asked_to_stop = True
-            self._carrier.signal(signal.SIGKILL)
-            raise
+            self._signal(signal.SIGKILL)
         if self._reported is not None and not self.ended.done():
-            self._timers.append(loop.call_later(ENDED_GRACE_S, self._carrier.signal, signal.SIGKILL))
-            await self.ended
+            self._signal_after(ENDED_GRACE_S, signal.SIGKILL)
+            await asyncio.wait([self.ended])
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._carrier is not None:
+            self._carrier.signal(number)
+
+    def _signal_after(self, delay_s: float, number: signal.Signals) -> None:
+        self._timers.append(self.node.loop.call_later(delay_s, self._signal, number))
 
     def _ref(self, endpoint: str, id: int, incarnation: int) -> Ref:
         return Ref(self.node_id, endpoint, id, self.spec.name, incarnation, self.node.remote)
@@ -80,9 +95,7 @@ class ChildProcess:
                 self._reported = frame.reason
             case Ended():
                 self._reported = frame.reason
-                self._timers.append(
-                    self.node.loop.call_later(ENDED_GRACE_S, self._carrier.signal, signal.SIGKILL)
-                )
+                self._signal_after(ENDED_GRACE_S, signal.SIGKILL)
             case _:
                 return
         if not self._booted.done():
@@ -94,7 +107,7 @@ class ChildProcess:
 
     def _outlives_its_link(self) -> None:
         if self._reported is None:
-            self._carrier.signal(signal.SIGKILL)
+            self._signal(signal.SIGKILL)
         else:
             self._over(self._reported)  # what it still does on its way out concerns nobody
 
@@ -111,11 +124,11 @@ class ChildProcess:
         if link is not None:
             link.send(Shutdown(0))
         until_term_s = max(self.spec.shutdown_s - TERM_BEFORE_KILL_S, self.spec.shutdown_s / 2)
-        self._timers.append(self.node.loop.call_later(until_term_s, self._carrier.signal, signal.SIGTERM))
+        self._signal_after(until_term_s, signal.SIGTERM)
 
     def kill(self) -> None:
         self._asked_to_stop = True
-        self._carrier.signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
 
     # --- its end --------------------------------------------------------------------------------
 
@@ -123,7 +136,8 @@ class ChildProcess:
         for timer in self._timers:
             timer.cancel()
         reason = self._reason(code, tail)
-        log.info("process_ended", actor=self.ref.label, pid=self._carrier.pid, reason=str(reason))
+        pid = self._carrier.pid if self._carrier is not None else 0
+        log.info("process_ended", actor=self.ref.label, pid=pid, reason=str(reason))
         self.node.processes.forget(self)
         self._over(reason)
         self.ended.set_result(reason)
@@ -231,4 +245,5 @@ class Parent:
             life.request_stop()
             await asyncio.wait([life.ended], timeout=shutdown_s)
             life.kill()
-        return await life.ended
+            await asyncio.wait([life.ended])
+        return life.ended.result()

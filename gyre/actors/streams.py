@@ -86,7 +86,7 @@ class Pipe:
         """The consumer is gone."""
         self._items.clear()
         if not self._ended:
-            self._ended = True
+            self.end()
             if self.cancel is not None:
                 self.cancel()
 

@@ -67,7 +67,7 @@ class Restarts:
             self._times.popleft()
         if len(self._times) >= rules.max_restarts:
             return Escalate(f"{rules.max_restarts} restarts in {rules.window_s:g} s were not enough")
-        delay = min(FIRST_DELAY_S * 2 ** len(self._times), LONGEST_DELAY_S)
+        delay = min(FIRST_DELAY_S * 2 ** min(len(self._times), 16), LONGEST_DELAY_S)
         self._times.append(now)
         names: tuple[str, ...]
         match rules.strategy:

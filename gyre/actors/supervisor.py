@@ -6,11 +6,16 @@ import asyncio
 from collections.abc import Sequence
 
 from gyre.actors.actor import Actor
+from gyre.actors.errors import ActorError
 from gyre.actors.handlers import handles
-from gyre.actors.messages import Ask, Restarted, Tell
+from gyre.actors.log import log
+from gyre.actors.messages import Ask, Down, Restarted, Tell
 from gyre.actors.ref import Ref
 from gyre.actors.specs import Spec, Strategy
 from gyre.actors.supervision import Supervision
+
+# A follower that takes nothing for so long misses a Restarted.
+FOLLOWER_WAIT_S = 1.0
 
 
 class WhereIs(Ask[Ref | None], frozen=True, kw_only=True):
@@ -45,7 +50,7 @@ class Supervisor(Actor):
         window_s: float = 60.0,
     ) -> None:
         self._children = tuple(children)
-        self._followers: list[Ref] = []
+        self._followers: dict[Ref, None] = {}
         self._anew = asyncio.Condition()
         self.supervision = Supervision(strategy, max_restarts, window_s)
 
@@ -68,11 +73,19 @@ class Supervisor(Actor):
 
     @handles(Follow)
     async def follow(self, message: Follow) -> None:
-        self._followers.append(message.watcher)
+        self._followers[message.watcher] = None
+        self.context.monitor(message.watcher)
+
+    @handles(Down)
+    async def follower_down(self, message: Down) -> None:
+        self._followers.pop(message.ref, None)
 
     @handles(Restarted)
     async def restarted(self, message: Restarted) -> None:
         async with self._anew:
             self._anew.notify_all()
-        for watcher in self._followers:
-            await watcher.tell(message)
+        for watcher in [*self._followers]:
+            try:
+                await watcher.tell(message, timeout_s=FOLLOWER_WAIT_S)
+            except ActorError as error:
+                log.warning("restart_not_told", to=watcher.label, child=message.name, why=str(error))

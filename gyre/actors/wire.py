@@ -18,7 +18,7 @@ MAX_FRAME_BYTES = 64 * 2**20
 TELL, ASK, STREAM = 0, 1, 2
 
 # What a decoder raises, its hooks included.
-UNDECODABLE = (msgspec.MsgspecError, TypeError, ValueError)
+UNDECODABLE = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 
 # A body is encoded as part of its frame and decoded on its own, when its type is known.
 Body = msgspec.Raw
@@ -160,7 +160,7 @@ class Codec:
         """BadMessage where it holds what cannot travel."""
         try:
             return self._encoder.encode(value)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise BadMessage(f"{type(value).__qualname__} cannot be encoded: {error}") from error
 
     def decoder(self, type: Any) -> msgspec.msgpack.Decoder[Any]:

@@ -3,13 +3,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from collections.abc import AsyncIterator
 
 import pytest
 
-from gyre.actors import ActorDied, Node, RemoteError
+from gyre.actors import Actor, ActorDied, Node, RemoteError, handles
 from gyre.actors.streams import WINDOW_ITEMS
 from tests.actors.conftest import life, start
 from tests.actors.zoo import Add, Count, Counter, Crash
+
+
+class Silent(Actor):
+    @handles(Count)
+    async def count(self, message: Count) -> AsyncIterator[int]:
+        await asyncio.Event().wait()
+        yield 1
 
 
 async def test_items_come_in_order(node: Node) -> None:
@@ -103,3 +111,14 @@ async def test_a_crash_in_another_handler_ends_streams_with_the_reason(node: Nod
     with pytest.raises(ActorDied, match="bang"):
         async for _ in items:
             pass
+
+
+async def test_who_waits_for_an_item_of_a_stream_that_another_closes_learns_it(node: Node) -> None:
+    ref = await start(node, Silent())
+    items = ref.stream(Count(upto=1))
+    waiting = asyncio.ensure_future(anext(items, None))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await items.aclose()
+    async with asyncio.timeout(1):
+        assert await waiting is None

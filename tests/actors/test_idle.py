@@ -1,0 +1,70 @@
+"""An idle actor has no task: what comes at the very moment its task ends is handled all the same."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gyre.actors import Down, ExitReason, Node
+from tests.actors.conftest import life, start
+from tests.actors.zoo import Add, Bump, Counter, Observer, Quit
+
+
+async def dozing(node: Node, actor: Counter | Observer) -> None:
+    """Its main task was told that nothing has come, and has not run since."""
+    ref = await start(node, actor)
+    if isinstance(actor, Counter):
+        await ref.tell(Bump(amount=0))
+    else:
+        life(ref).deliver(Down(ref=ref, reason=ExitReason(kind="normal")))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert life(ref).resting is not None
+    life(ref).doze()
+
+
+async def test_an_ask_that_comes_as_its_actor_dozes_off_is_answered(node: Node) -> None:
+    counter = Counter()
+    await dozing(node, counter)
+    assert await counter.context.ref.ask(Add(amount=2), timeout_s=0.5) == 2
+
+
+async def test_a_tell_that_comes_as_its_actor_dozes_off_is_handled(node: Node) -> None:
+    counter = Counter()
+    await dozing(node, counter)
+    await counter.context.ref.tell(Bump(amount=3))
+    assert await counter.context.ref.ask(Add(amount=0), timeout_s=0.5) == 3
+
+
+async def test_a_down_that_comes_as_its_actor_dozes_off_is_handled(node: Node) -> None:
+    observer = Observer()
+    await dozing(node, observer)
+    life(observer.context.ref).deliver(Down(ref=observer.context.ref, reason=ExitReason(kind="normal")))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(observer.downs) == 2
+
+
+async def test_a_stop_that_comes_as_its_actor_dozes_off_ends_it(node: Node) -> None:
+    counter = Counter()
+    await dozing(node, counter)
+    async with asyncio.timeout(0.5):
+        await counter.context.ref.tell(Quit())
+        assert (await life(counter.context.ref).ended).kind == "normal"
+
+
+async def test_one_that_was_woken_as_it_dozed_off_dozes_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gyre.actors.idle.SWEEP_S", 0.01)
+    counter = Counter()
+    await dozing(node, counter)
+    ref = counter.context.ref
+    await ref.tell(Bump())
+    main = life(ref)._main
+    assert main is not None
+    async with asyncio.timeout(2):
+        await asyncio.wait([main])
+    assert life(ref)._main is None
+    assert counter.total == 1
