@@ -44,7 +44,8 @@ REAP_WAIT_S = 5.0
 class Node:
     """`async with Node(name) as node`: on leaving, all actors are stopped, the youngest first, and no
     process, socket or task is left. A top-level actor whose failure nobody handles cancels the body, and
-    NodeFailed is raised from it.
+    NodeFailed is raised from it. Where there is no block, as in a notebook, `await node.start()` and
+    `await node.stop()` do the same; it is `stop`, and `failed`, that raise then. Any running loop will do.
 
     Nothing listens until a child process is spawned or `listen` is called; then on a unix socket in the
     folder `where`, by default a new one, or on TCP at the address `where`, by default 127.0.0.1. Peers must
@@ -89,6 +90,7 @@ class Node:
         self._failed: NodeFailed | None = None
         self._owner: asyncio.Task[object] | None = None
         self._in_body = False
+        self._started = False
 
     # --- the public face ------------------------------------------------------------------------
 
@@ -118,9 +120,29 @@ class Node:
         `node` take; monitor it to learn of its end. LinkLost where none answers that holds the token."""
         return await self.neighbours.reach(endpoint)
 
-    async def stop(self, ref: Ref) -> None:
-        """Stops a top-level actor and forgets it."""
-        await self._family.stop(ref.name)
+    async def start(self) -> Self:
+        """Once, on the running loop."""
+        if self._started:
+            raise RuntimeError(f"the node {self.name} was started before: make a new one")
+        self._started = True
+        self.loop = asyncio.get_running_loop()
+        self.deadlines = Deadlines(self.loop)
+        self.idle = Idle(self.loop)
+        self._failure: asyncio.Future[NodeFailed] = self.loop.create_future()
+        # Of tasks that are nobody's: they run in no message's scope.
+        self.context = copy_context()
+        self.context.run(CURRENT.set, None)
+        return self
+
+    async def stop(self, ref: Ref | None = None) -> None:
+        """Stops a top-level actor and forgets it; without one, the whole node, again and again if you like.
+        NodeFailed where that had failed."""
+        if ref is not None:
+            await self._family.stop(ref.name)
+            return
+        await self._shut()
+        if self._failed is not None:
+            raise self._failed
 
     def kill(self) -> None:
         """Ends all actors and processes at once, without asking; leaving the node is quick then."""
@@ -138,16 +160,10 @@ class Node:
         return self._listener.endpoint
 
     async def __aenter__(self) -> Self:
-        self.loop = asyncio.get_running_loop()
-        self.deadlines = Deadlines(self.loop)
-        self.idle = Idle(self.loop)
-        self._failure: asyncio.Future[NodeFailed] = self.loop.create_future()
+        await self.start()
         self._owner = asyncio.current_task()
         self._cancels = self._owner.cancelling() if self._owner is not None else 0
         self._in_body = True
-        # Of tasks that are nobody's: they run in no message's scope.
-        self.context = copy_context()
-        self.context.run(CURRENT.set, None)
         return self
 
     async def __aexit__(

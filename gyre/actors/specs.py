@@ -76,6 +76,9 @@ class ProcessSpec:
         module, _, cls = self.actor.partition(":")
         if not module or not cls:
             raise ValueError(f"{self.actor!r}: name the actor as package.module:Class")
+        if module == "__main__":
+            fix = "write it into a module, which the other process can import"
+            raise ValueError(f"{self.actor!r} is of this script or notebook: {fix}")
 
 
 Spec = ChildSpec | ProcessSpec
