@@ -13,6 +13,7 @@ from gyre.actors.errors import (
     ExitReason,
     LinkLost,
     MailboxFull,
+    Moved,
     NodeFailed,
     RemoteError,
     SpawnFailed,
@@ -26,6 +27,7 @@ from gyre.actors.loop import run
 from gyre.actors.messages import Ask, Down, Restarted, Stream, Tell
 from gyre.actors.node import Node
 from gyre.actors.ref import Ref
+from gyre.actors.resuming import Resumed, resumed
 from gyre.actors.specs import ChildSpec, ProcessSpec, Spec
 from gyre.actors.streams import ItemStream
 from gyre.actors.supervision import Supervision
@@ -47,12 +49,14 @@ __all__ = [
     "ItemStream",
     "LinkLost",
     "MailboxFull",
+    "Moved",
     "Node",
     "NodeFailed",
     "ProcessSpec",
     "Ref",
     "RemoteError",
     "Restarted",
+    "Resumed",
     "SpawnFailed",
     "Spec",
     "Stream",
@@ -66,5 +70,6 @@ __all__ = [
     "WouldDeadlock",
     "handles",
     "register_error",
+    "resumed",
     "run",
 ]

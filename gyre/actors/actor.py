@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, final
 
+from gyre.actors.envelope import CURRENT
 from gyre.actors.handlers import HandlerTable
 from gyre.actors.messages import Tell
 from gyre.actors.ref import Ref
 from gyre.actors.specs import Spec
+from gyre.actors.streams import Sink
 from gyre.actors.supervision import Supervision
 
 if TYPE_CHECKING:
@@ -66,6 +68,14 @@ class Context:
     def incarnation(self) -> int:
         """1 for the first life under this name, then one more each."""
         return self._life.ref.incarnation
+
+    @property
+    def position(self) -> int:
+        """In a Stream's handler: the position of the item that its consumer wants first."""
+        current = CURRENT.get()
+        if current is None or not current.handler.streams:
+            raise RuntimeError("only the handler of a Stream has a position")
+        return cast(Sink, current.answer).start
 
     async def spawn(self, spec: Spec) -> Ref:
         """Starts a child and returns when its `started` has. It is supervised by this actor's

@@ -229,6 +229,10 @@ class UnhandledMessage(WireError):
         self.handled = handled
 
 
+class Moved(WireError):
+    """For a Stream's handler to raise when another actor is to go on: `resumed` does, at its position."""
+
+
 class BadMessage(WireError):
     """A message or an answer could not be encoded, or not decoded as its type."""
 

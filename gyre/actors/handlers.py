@@ -33,17 +33,23 @@ def handles(message: type[Tell], *, concurrent: bool = False) -> _AnsweringMetho
 @overload
 def handles(message: type[Ask[R]], *, concurrent: bool = False) -> _AnsweringMethod[R]: ...
 @overload
-def handles(message: type[Stream[I]]) -> _StreamingMethod[I]: ...
-def handles(message: type[Message], *, concurrent: bool = False) -> Callable[[F], F]:
+def handles(message: type[Stream[I]], *, positioned: bool = False) -> _StreamingMethod[I]: ...
+def handles(
+    message: type[Message], *, concurrent: bool = False, positioned: bool = False
+) -> Callable[[F], F]:
     """Marks the method that handles `message`.
 
     Messages are handled one at a time in the order they came. A `concurrent` handler, and a stream's
     (an async generator), starts when its message arrives, even while another handler runs, as a task that
     ends with the actor: between two of its awaits anything may have happened to the state.
+
+    A consumer may begin a stream at a later position than 0, where another producer left it. A handler that
+    can begin there is `positioned`, and yields from `self.context.position` on; what any other one yields
+    before that position is dropped.
     """
 
     def mark(method: F) -> F:
-        setattr(method, _MARK, (message, concurrent))
+        setattr(method, _MARK, (message, concurrent, positioned))
         return method
 
     return mark
@@ -57,6 +63,7 @@ class Handler:
     kind: type[Message]
     method: Callable[[Any, Any], Any]
     exclusive: bool
+    positioned: bool = False
 
     @property
     def streams(self) -> bool:
@@ -84,7 +91,9 @@ class HandlerTable:
         self.by_type[handler.message] = handler
 
 
-def _handler(actor: type, method: Callable[..., Any], message: type[Message], concurrent: bool) -> Handler:
+def _handler(
+    actor: type, method: Callable[..., Any], message: type[Message], concurrent: bool, positioned: bool
+) -> Handler:
     where = f"{actor.__qualname__}.{method.__name__}"
     kind = next((kind for kind in (Tell, Ask, Stream) if issubclass(message, kind)), None)
     if kind is None:
@@ -94,9 +103,11 @@ def _handler(actor: type, method: Callable[..., Any], message: type[Message], co
         raise TypeError(f"{where} handles a Stream: make it an async generator")
     if not streams and not inspect.iscoroutinefunction(method):
         raise TypeError(f"{where} must be an async def that returns")
+    if positioned and not streams:
+        raise TypeError(f"{where} handles no Stream: it has no position")
     if not issubclass(message, Tell):
         answer_type(message)
-    return Handler(message, kind, method, exclusive=not (concurrent or streams))
+    return Handler(message, kind, method, not (concurrent or streams), positioned)
 
 
 async def _no_method(actor: Any, message: Any) -> None:

@@ -310,10 +310,14 @@ class Life(LocalTarget):
             envelope.deadline = None
 
     async def _stream(self, envelope: Envelope) -> None:
-        sink = cast(Sink, envelope.answer)
-        async with contextlib.aclosing(envelope.handler.method(self.actor, envelope.message)) as items:
+        sink, handler = cast(Sink, envelope.answer), envelope.handler
+        skip = 0 if handler.positioned else sink.start
+        async with contextlib.aclosing(handler.method(self.actor, envelope.message)) as items:
             async for item in items:
-                await sink.put(item)
+                if skip:
+                    skip -= 1
+                else:
+                    await sink.put(item)
         sink.end()
 
     def _handled(self, task: asyncio.Task[Any]) -> None:

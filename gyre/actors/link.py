@@ -107,6 +107,7 @@ class Link:
         message: Message,
         current: Envelope | None,
         left_s: float | None,
+        position: int = 0,
     ) -> None:
         sender = incarnation = cause = 0
         chain: Chain = ()
@@ -116,7 +117,9 @@ class Link:
                 chain = current.chain_from_here()
         name = wire_name(type(message))
         body: Any = message
-        self.send(Request(0, kind, id, ref.id, sender, incarnation, left_s, cause, 0, chain, name, body))
+        self.send(
+            Request(0, kind, id, ref.id, sender, incarnation, left_s, cause, position, chain, name, body)
+        )
         self.flows.sent(ref.id)
 
     def cancel(self, id: int) -> None:

@@ -109,10 +109,10 @@ class LocalTarget:
         cause = 0 if current is None else current.id
         self.put(Envelope(message, handler, self, self.node.new_id(), cause))
 
-    def stream(self, ref: Ref, message: Message) -> ItemStream[Any]:
-        return ItemStream(partial(self._open_stream, ref, message))
+    def stream(self, ref: Ref, message: Message, position: int) -> ItemStream[Any]:
+        return ItemStream(partial(self._open_stream, ref, message, position), position)
 
-    async def _open_stream(self, ref: Ref, message: Message) -> Pipe:
+    async def _open_stream(self, ref: Ref, message: Message, position: int) -> Pipe:
         handler = self._handlers.get(type(message)) or self._unhandled(message)
         current = CURRENT.get()
         if self.mailbox.full() and self.exit is None:
@@ -121,7 +121,7 @@ class LocalTarget:
         if self.exit is not None:
             raise ActorDied(ref, self.exit)
         cause, chain = (0, ()) if current is None else (current.id, current.chain_from_here())
-        pipe = Pipe()
+        pipe = Pipe(position)
         envelope = Envelope(message, handler, self, self.node.new_id(), cause, pipe, chain)
         pipe.cancel = envelope.cancel
         self.put(envelope)

@@ -21,7 +21,7 @@ class Target(Protocol):
 
     def ask(self, ref: Ref, message: Message, timeout_s: float) -> Coroutine[Any, Any, Any]: ...
     def tell(self, ref: Ref, message: Message, timeout_s: float) -> Coroutine[Any, Any, None]: ...
-    def stream(self, ref: Ref, message: Message) -> ItemStream[Any]: ...
+    def stream(self, ref: Ref, message: Message, position: int) -> ItemStream[Any]: ...
     def watch(self, ref: Ref, watcher: LocalTarget) -> None: ...
     def unwatch(self, ref: Ref, watcher: LocalTarget) -> None: ...
 
@@ -54,10 +54,12 @@ class Ref:
         A dead actor is no error: the message counts as a dead letter."""
         return self.target.tell(self, message, timeout_s)
 
-    def stream(self, message: Stream[I]) -> ItemStream[I]:
-        """The handler's items, opened at the first `anext`. What the handler raises is raised here;
-        `aclose()`, or cancelling an `anext`, cancels the handler. Raises as `ask` does."""
-        return self.target.stream(self, message)
+    def stream(self, message: Stream[I], position: int = 0) -> ItemStream[I]:
+        """The handler's items from `position` on, opened at the first `anext`. What the handler raises is
+        raised here; `aclose()`, or cancelling an `anext`, cancels the handler. Raises as `ask` does."""
+        if position < 0:
+            raise ValueError(f"a stream has no position {position}")
+        return self.target.stream(self, message, position)
 
     @property
     def label(self) -> str:

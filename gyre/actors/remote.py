@@ -62,10 +62,12 @@ class PendingStream:
 
     __slots__ = ("_decoder", "_link", "_message", "_ref", "_taken", "id", "pipe", "position")
 
-    def __init__(self, link: Link, ref: Ref, id: int, message: Message, decoder: Decoder[Any]) -> None:
+    def __init__(
+        self, link: Link, ref: Ref, id: int, message: Message, decoder: Decoder[Any], position: int
+    ) -> None:
         self.id = id
-        self.position = 0
-        self.pipe = Pipe()
+        self.position = position
+        self.pipe = Pipe(position)
         self.pipe.cancel = self._cancel
         self.pipe.on_taken = self._on_taken
         self._link = link
@@ -152,10 +154,10 @@ class RemoteTarget:
             return
         link.request(TELL, node.new_id(), ref, message, current, None)
 
-    def stream(self, ref: Ref, message: Message) -> ItemStream[Any]:
-        return ItemStream(partial(self._open, ref, message))
+    def stream(self, ref: Ref, message: Message, position: int) -> ItemStream[Any]:
+        return ItemStream(partial(self._open, ref, message, position), position)
 
-    async def _open(self, ref: Ref, message: Message) -> Pipe:
+    async def _open(self, ref: Ref, message: Message, position: int) -> Pipe:
         node = self._node
         current = CURRENT.get()
         decoder = node.codec.decoder(answer_type(type(message)))
@@ -167,8 +169,8 @@ class RemoteTarget:
                 raise MailboxFull(ref.label, ASK_TIMEOUT_S) from None
         if link.gone is not None:
             raise ActorDied(ref, link.gone)
-        pending = PendingStream(link, ref, node.new_id(), message, decoder)
-        link.request(STREAM, pending.id, ref, message, current, None)
+        pending = PendingStream(link, ref, node.new_id(), message, decoder, position)
+        link.request(STREAM, pending.id, ref, message, current, None, position)
         link.pending[pending.id] = pending
         return pending.pipe
 
@@ -204,8 +206,8 @@ class Nowhere:
     async def tell(self, ref: Ref, message: Message, timeout_s: float) -> None:
         self._node.dead_letter(ref, wire_name(type(message)))
 
-    def stream(self, ref: Ref, message: Message) -> ItemStream[Any]:
-        return ItemStream(partial(self._no_stream, ref))
+    def stream(self, ref: Ref, message: Message, position: int) -> ItemStream[Any]:
+        return ItemStream(partial(self._no_stream, ref), position)
 
     async def _no_stream(self, ref: Ref) -> Pipe:
         raise ActorDied(ref, self._reason)

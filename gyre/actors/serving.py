@@ -58,12 +58,12 @@ class RemoteAnswer:
 class RemoteSink(RemoteAnswer):
     """The items of a stream that a peer consumes; sends no more than it has credit for."""
 
-    __slots__ = ("_credit", "_position", "_waiter")
+    __slots__ = ("_credit", "_position", "_waiter", "start")
 
     def __init__(self, link: Link, id: int, position: int) -> None:
         super().__init__(link, id)
         self._credit = WINDOW_ITEMS
-        self._position = position
+        self.start = self._position = position
         self._waiter: asyncio.Future[None] | None = None
 
     async def put(self, item: Any) -> None:

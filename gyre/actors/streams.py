@@ -13,8 +13,10 @@ WINDOW_ITEMS = 32
 
 
 class Sink(Protocol):
-    """Where a stream's handler puts its items."""
+    """Where a stream's handler puts its items. `start` is the position that the consumer wants first."""
 
+    @property
+    def start(self) -> int: ...
     async def put(self, item: Any) -> None: ...
     def end(self) -> None: ...
     def fail(self, error: BaseException) -> None: ...
@@ -24,9 +26,10 @@ class Pipe:
     """The consumer's end: items that came and were not taken yet, at most a window of them when the
     producer keeps to `put` or to the credit that `on_taken` gives back."""
 
-    __slots__ = ("_consumer", "_ended", "_error", "_items", "_producer", "cancel", "on_taken")
+    __slots__ = ("_consumer", "_ended", "_error", "_items", "_producer", "cancel", "on_taken", "start")
 
-    def __init__(self) -> None:
+    def __init__(self, start: int) -> None:
+        self.start = start
         self._items: deque[Any] = deque()
         self._ended = False
         self._error: BaseException | None = None
@@ -98,15 +101,15 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 class ItemStream(Generic[I], AsyncIterator[I]):
     """The items of `ref.stream(...)`: iterate once, close with `aclose()` (or `contextlib.aclosing`).
-    One that is dropped unfinished closes itself."""
+    One that is dropped unfinished closes itself. `position` is that of the next item."""
 
     __slots__ = ("_closed", "_open", "_pipe", "position")
 
-    def __init__(self, open: Callable[[], Awaitable[Pipe]]) -> None:
+    def __init__(self, open: Callable[[], Awaitable[Pipe]], position: int) -> None:
         self._open = open
         self._pipe: Pipe | None = None
         self._closed = False
-        self.position = 0
+        self.position = position
 
     def __aiter__(self) -> ItemStream[I]:
         return self

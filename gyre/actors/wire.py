@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,6 +13,8 @@ from gyre.actors.errors import BadMessage, ExitReason, Failure
 from gyre.actors.ref import Ref
 
 MAX_FRAME_BYTES = 64 * 2**20
+
+Position = Annotated[int, msgspec.Meta(ge=0)]
 
 # Kinds of request.
 TELL, ASK, STREAM = 0, 1, 2
@@ -41,7 +43,7 @@ class Request(Frame, tag=1):
     sender_incarnation: int
     left_s: float | None
     cause: int
-    position: int
+    position: Position
     chain: tuple[Waiter, ...]
     type: str
     body: Body
