@@ -34,7 +34,16 @@ from gyre.actors.remote import Nowhere, RemoteTarget
 from gyre.actors.remote_process import RemoteProcess
 from gyre.actors.specs import ProcessSpec, Spec
 from gyre.actors.supervision import Supervision
-from gyre.actors.transport import Channel, Listener, Receiver, Transport, TransportName, make_transport
+from gyre.actors.transport import (
+    Channel,
+    Listener,
+    Receiver,
+    Transport,
+    TransportName,
+    TransportUnusable,
+    make_transport,
+    usable_transport,
+)
 from gyre.actors.wire import Codec
 
 EXITS_KEPT = 1024
@@ -48,9 +57,10 @@ class Node:
     `await node.stop()` do the same; it is `stop`, and `failed`, that raise then. Any running loop will do.
 
     Nothing listens until a child process is spawned or `listen` is called; then on a unix socket in the
-    folder `where`, by default a new one, or on TCP at the address `where`, by default 127.0.0.1. Peers must
-    hold the same `token`. Of a peer on another machine nothing is heard when the machine dies: it counts as
-    gone after four times `heartbeat_s` of silence. All that is random comes from `rng`, time from the loop.
+    folder `where`, by default a new one, or on TCP or UCX at the address `where`, by default 127.0.0.1; where
+    UCX cannot be used, on TCP, and a line says why. Peers must hold the same `token`. Of a peer on another
+    machine nothing is heard when the machine dies: it counts as gone after four times `heartbeat_s` of
+    silence. All that is random comes from `rng`, time from the loop.
     """
 
     def __init__(
@@ -72,7 +82,7 @@ class Node:
         self.rng = rng or random.SystemRandom()
         self.id = node_id or self.new_node_id()
         self.token = token or self.rng.randbytes(32)
-        self.transport = make_transport(transport, where) if isinstance(transport, str) else transport
+        self.transport = usable_transport(transport, where) if isinstance(transport, str) else transport
         self._others: dict[str, Transport] = {}
         self.lives: dict[int, Life] = {}
         self.dead_letters = DeadLetters(name, lambda: self.loop.time())
@@ -191,7 +201,7 @@ class Node:
         try:
             transport = self.transport if scheme == self.transport.scheme else self._other(scheme)
             return await transport.dial(rest, receiver)
-        except (OSError, ValueError, LinkLost) as error:
+        except (OSError, ValueError, LinkLost, TransportUnusable) as error:
             raise LinkLost(f"cannot reach {endpoint!r}: {error}") from error
 
     def _other(self, scheme: str) -> Transport:
@@ -311,7 +321,8 @@ class Node:
             self.idle.close()
             self.dead_letters.close()
             await asyncio.sleep(0)  # closed transports tell their protocols on the next turn
-            self.transport.close()
+            for transport in (self.transport, *self._others.values()):
+                await transport.close()
 
     async def _reap(self) -> None:
         """What somebody still started while the node was left ends too."""

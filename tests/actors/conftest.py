@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
@@ -8,15 +9,59 @@ import uvloop
 
 from gyre.actors import Actor, ChildSpec, Node, Ref
 from gyre.actors.life import Life
+from gyre.actors.testing import Host, SimLoop, SimNetwork, SimTransport, Weather
+from gyre.actors.transport import Transport, make_transport
 
-ON_BOTH_LOOPS = ("test_links.py", "test_process.py")
+ON_BOTH_LOOPS = ("test_links.py", "test_process.py", "test_conformance.py", "test_ucx.py")
+ON_ALL_TRANSPORTS = ("test_links.py", "test_conformance.py")
+
+
+def simulated_loop() -> SimLoop:
+    return SimLoop(random.Random(0))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """What touches sockets and processes is tested on both loops, the rest on the plain one."""
-    plain = {"asyncio": asyncio.new_event_loop}
-    return {**plain, "uvloop": uvloop.new_event_loop} if item.path.name in ON_BOTH_LOOPS else plain
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    if item.path.name in ON_BOTH_LOOPS:
+        factories["uvloop"] = uvloop.new_event_loop
+    if item.path.name in ON_ALL_TRANSPORTS:
+        factories["simulated"] = simulated_loop
+    return factories
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The simulated transport is for the simulated loop, and the others are not."""
+    items[:] = [item for item in items if _fits(item)]
+
+
+def _fits(item: pytest.Item) -> bool:
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return (params.get("world") == "simulated") == (params.get("_asyncio_loop_factory") is simulated_loop)
+
+
+class World:
+    """Where the transports of a test meet."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._network: SimNetwork | None = None
+
+    def transport(self, host: str = "") -> Transport:
+        """One more."""
+        if self.kind != "simulated":
+            return make_transport(self.kind)
+        if self._network is None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, SimLoop)
+            self._network = SimNetwork(loop, random.Random(0), Weather())
+        return SimTransport(self._network, Host(host))
+
+
+@pytest.fixture(params=["memory", "unix", "tcp", "ucx", "simulated"])
+def world(request: pytest.FixtureRequest) -> World:
+    return World(request.param)
 
 
 @pytest.fixture

@@ -28,8 +28,7 @@ from gyre.actors.flow import CREDIT
 from gyre.actors.framing import header
 from gyre.actors.handshake import NONCE_BYTES, DiallerHandshake, Peer
 from gyre.actors.streams import WINDOW_ITEMS
-from gyre.actors.transport import TransportName
-from tests.actors.conftest import life, start
+from tests.actors.conftest import World, life, start
 from tests.actors.zoo import (
     Add,
     AddToPeer,
@@ -63,11 +62,15 @@ TOKEN = b"secret" * 6
 
 
 class Pair:
-    """Two nodes; `carry` takes a Ref of `b` to `a`."""
+    """Two nodes; `carry` takes a Ref of `b` to `a`. `node` makes another of their kind."""
 
-    def __init__(self, a: Node, b: Node) -> None:
-        self.a = a
-        self.b = b
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.a = self.node("a")
+        self.b = self.node("b")
+
+    def node(self, name: str, token: bytes = TOKEN) -> Node:
+        return Node(name=name, transport=self._world.transport(name), token=token)
 
     def carry(self, ref: Ref) -> Ref:
         return carry(ref, self.b, self.a)
@@ -78,16 +81,13 @@ def carry(ref: Ref, owner: Node, to: Node) -> Ref:
     return carried
 
 
-@pytest.fixture(params=["memory", "unix", "tcp"])
-async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
-    transport: TransportName = request.param
-    async with (
-        Node(name="a", transport=transport, token=TOKEN) as a,
-        Node(name="b", transport=transport, token=TOKEN) as b,
-    ):
-        await a.listen()
-        await b.listen()
-        yield Pair(a, b)
+@pytest.fixture
+async def pair(world: World) -> AsyncIterator[Pair]:
+    pair = Pair(world)
+    async with pair.a, pair.b:
+        await pair.a.listen()
+        await pair.b.listen()
+        yield pair
 
 
 async def test_ask_and_tell_in_order(pair: Pair) -> None:
@@ -316,8 +316,7 @@ async def test_one_connection_when_both_dial_at_once(pair: Pair) -> None:
 
 async def test_a_peers_end_fails_everything_at_once(pair: Pair) -> None:
     counter = Counter()
-    other = Node(name="c", transport=pair.a.transport, token=TOKEN)
-    async with other as c:
+    async with pair.node("c") as c:
         await c.listen()
         ref = carry(await start(c, counter), c, pair.a)
         observer = await start(pair.a, Observer(), "observer")
@@ -342,7 +341,7 @@ async def test_a_peers_end_fails_everything_at_once(pair: Pair) -> None:
 async def test_an_askers_end_cancels_its_handlers(pair: Pair) -> None:
     counter = Counter()
     ref = await start(pair.b, counter)
-    async with Node(name="c", transport=pair.a.transport, token=TOKEN) as c:
+    async with pair.node("c") as c:
         await c.listen()
         asked = asyncio.create_task(carry(ref, pair.b, c).ask(Hang()))
         await counter.hanging.wait()
@@ -354,7 +353,7 @@ async def test_an_askers_end_cancels_its_handlers(pair: Pair) -> None:
 
 async def test_another_token_is_refused(pair: Pair) -> None:
     ref = await start(pair.b, Counter())
-    async with Node(name="c", transport=pair.a.transport, token=b"other") as c:
+    async with pair.node("c", token=b"other") as c:
         await c.listen()
         with pytest.raises(ActorDied, match="wrong token"):
             await carry(ref, pair.b, c).ask(Add(amount=1))

@@ -226,21 +226,22 @@ class SimListener:
 
 
 class SimTransport:
-    """A host's way into the network."""
+    """A host's way into the network: of `host`, or of the one that what uses it runs on."""
 
     scheme = "sim"
 
-    def __init__(self, network: SimNetwork) -> None:
+    def __init__(self, network: SimNetwork, host: Host | None = None) -> None:
         self.where = ""
         self._network = network
+        self._host = host
 
     async def listen(self, name: str, accept: Accept) -> SimListener:
-        listener = SimListener(self._network, _here(), name, accept)
+        listener = SimListener(self._network, self._here(), name, accept)
         self._network.listeners[listener.endpoint] = listener
         return listener
 
     async def dial(self, rest: str, receiver: Receiver) -> SimChannel:
-        network, host = self._network, _here()
+        network, host = self._network, self._here()
         await asyncio.sleep(network.latency_s())
         listener = network.listeners.get(f"sim:{rest}")
         if listener is None:
@@ -250,11 +251,10 @@ class SimTransport:
             raise LinkLost("no answer")
         return network.connect(host, receiver, listener)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         return
 
-
-def _here() -> Host:
-    host = HOST.get()
-    assert host is not None, "a node of a simulation runs on a host"
-    return host
+    def _here(self) -> Host:
+        host = self._host or HOST.get()
+        assert host is not None, "a node of a simulation runs on a host"
+        return host

@@ -8,6 +8,16 @@ from typing import Protocol
 CLOSED = "it closed the connection"
 
 
+class TransportUnusable(RuntimeError):
+    """This process cannot use that transport: `why`, and what to do about it."""
+
+    def __init__(self, scheme: str, why: str, fix: str) -> None:
+        super().__init__(f"transport {scheme!r} cannot be used: {why}; {fix}")
+        self.scheme = scheme
+        self.why = why
+        self.fix = fix
+
+
 class Receiver(Protocol):
     """The end of a channel in a node. What `received` raises closes the channel."""
 
@@ -66,5 +76,6 @@ class Transport(Protocol):
     async def dial(self, rest: str, receiver: Receiver) -> Channel:
         """A channel to a listening node, its frames to `receiver`. OSError, ValueError, LinkLost."""
 
-    def close(self) -> None:
-        """What it made for itself goes; its listeners and channels are closed before."""
+    async def close(self) -> None:
+        """Its listeners and channels were closed before; returns when these have sent what they had, and what
+        it made for itself is gone."""

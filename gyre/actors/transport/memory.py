@@ -94,5 +94,5 @@ class MemoryTransport:
         theirs.receiver = listener.accept(theirs)
         return mine
 
-    def close(self) -> None:
+    async def close(self) -> None:
         return

@@ -159,7 +159,7 @@ class UnixTransport:
             _, channel = await loop.create_unix_connection(lambda: SocketChannel(receiver), rest)
         return channel
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._own is not None:
             self._own.cleanup()
 
@@ -186,7 +186,7 @@ class TcpTransport:
             _, channel = await loop.create_connection(lambda: SocketChannel(receiver), host, int(port))
         return channel
 
-    def close(self) -> None:
+    async def close(self) -> None:
         return
 
 
