@@ -201,7 +201,7 @@ class Node:
         try:
             transport = self.transport if scheme == self.transport.scheme else self._other(scheme)
             return await transport.dial(rest, receiver)
-        except (OSError, ValueError, LinkLost, TransportUnusable) as error:
+        except (OSError, ValueError, OverflowError, LinkLost, TransportUnusable) as error:
             raise LinkLost(f"cannot reach {endpoint!r}: {error}") from error
 
     def _other(self, scheme: str) -> Transport:

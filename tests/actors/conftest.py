@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
@@ -9,15 +8,10 @@ import uvloop
 
 from gyre.actors import Actor, ChildSpec, Node, Ref
 from gyre.actors.life import Life
-from gyre.actors.testing import Host, SimLoop, SimNetwork, SimTransport, Weather
-from gyre.actors.transport import Transport, make_transport
+from tests.actors.world import TRANSPORTS, World, simulated_loop
 
 ON_BOTH_LOOPS = ("test_links.py", "test_process.py", "test_conformance.py", "test_ucx.py")
 ON_ALL_TRANSPORTS = ("test_links.py", "test_conformance.py")
-
-
-def simulated_loop() -> SimLoop:
-    return SimLoop(random.Random(0))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -41,25 +35,7 @@ def _fits(item: pytest.Item) -> bool:
     return (params.get("world") == "simulated") == (params.get("_asyncio_loop_factory") is simulated_loop)
 
 
-class World:
-    """Where the transports of a test meet."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self._network: SimNetwork | None = None
-
-    def transport(self, host: str = "") -> Transport:
-        """One more."""
-        if self.kind != "simulated":
-            return make_transport(self.kind)
-        if self._network is None:
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, SimLoop)
-            self._network = SimNetwork(loop, random.Random(0), Weather())
-        return SimTransport(self._network, Host(host))
-
-
-@pytest.fixture(params=["memory", "unix", "tcp", "ucx", "simulated"])
+@pytest.fixture(params=TRANSPORTS)
 def world(request: pytest.FixtureRequest) -> World:
     return World(request.param)
 

@@ -28,7 +28,8 @@ from gyre.actors.flow import CREDIT
 from gyre.actors.framing import header
 from gyre.actors.handshake import NONCE_BYTES, DiallerHandshake, Peer
 from gyre.actors.streams import WINDOW_ITEMS
-from tests.actors.conftest import World, life, start
+from tests.actors.conftest import life, start
+from tests.actors.world import World
 from tests.actors.zoo import (
     Add,
     AddToPeer,

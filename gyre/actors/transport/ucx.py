@@ -185,10 +185,13 @@ class UcxChannel:
             self._read(length, self._on_chunk)
 
     def _on_chunk(self, buffer: bytearray) -> None:
+        self._read(4, self._on_header)  # also after a refusal: the other end's last header is still to come
+        if self._closing:
+            return
         for payload in self._unframer.feed(memoryview(buffer)):
-            if not self._closing:
-                self.receiver.received(payload)
-        self._read(4, self._on_header)
+            self.receiver.received(payload)
+            if self._closing:
+                return
 
     # --- the end ----------------------------------------------------------------------------------
 
