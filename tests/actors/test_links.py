@@ -171,6 +171,7 @@ async def test_a_big_message_passes_whole(pair: Pair) -> None:
 async def test_a_deadline_cancels_the_handler_over_there(pair: Pair) -> None:
     counter = Counter()
     ref = pair.carry(await start(pair.b, counter))
+    await ref.ask(Add(amount=0))
     with pytest.raises(AskTimeout):
         await ref.ask(Hang(), timeout_s=0.05)
     assert await ref.ask(Add(amount=1)) == 1

@@ -186,12 +186,9 @@ class UcxChannel:
 
     def _on_chunk(self, buffer: bytearray) -> None:
         self._read(4, self._on_header)  # also after a refusal: the other end's last header is still to come
-        if self._closing:
-            return
         for payload in self._unframer.feed(memoryview(buffer)):
-            self.receiver.received(payload)
-            if self._closing:
-                return
+            if not self._closing:
+                self.receiver.received(payload)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -213,7 +210,8 @@ class UcxChannel:
             self.met.set_result(why)
 
     def _refuse(self, why: str) -> None:
-        self._why = why
+        self._why = self._why or why
+        self._worker.soon()
         if self.met.done():
             self.close()
         else:
