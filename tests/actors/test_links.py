@@ -268,6 +268,7 @@ async def test_a_mailbox_over_there_holds_its_writers_back(pair: Pair) -> None:
     slow = Slow()
     ref = await start(pair.b, slow)
     carried = pair.carry(ref)
+    assert await carried.ask(Total()) == 0
     await carried.tell(Hold())
     with pytest.raises(MailboxFull):
         for _ in range(2 * CREDIT):
