@@ -31,6 +31,7 @@ from gyre.actors.wire import (
     Request,
     Shutdown,
     Taken,
+    Tie,
     Watch,
 )
 
@@ -270,6 +271,16 @@ class Link:
         else:
             life.watchers.discard(self)
 
+    def _on_tie(self, frame: Tie) -> None:
+        life = self.node.lives.get(frame.to)
+        if life is None:
+            return  # a Gone is on its way
+        other = self.node.bind(self.peer_id, self.endpoint, frame.id, frame.name, frame.incarnation)
+        if frame.on:
+            life.bonds.tied(other)
+        else:
+            life.bonds.untied(other)
+
     def _tell_watchers(self, actor_id: int, reason: ExitReason) -> None:
         ref, watchers = self._watched.pop(actor_id, (None, {}))
         for watcher in watchers.values():
@@ -317,4 +328,5 @@ _ON: dict[type[Frame], Callable[[Link, Any], None]] = {
     Ended: Link._on_process,
     Shutdown: Link._on_process,
     Beat: Link._on_beat,
+    Tie: Link._on_tie,
 }

@@ -14,7 +14,7 @@ from gyre.actors.errors import ActorDied, AskTimeout, BadMessage, ExitReason, Fa
 from gyre.actors.messages import Down, Message, answer_type, wire_name
 from gyre.actors.ref import ASK_TIMEOUT_S, Ref
 from gyre.actors.streams import WINDOW_ITEMS, ItemStream, Pipe
-from gyre.actors.wire import ASK, STREAM, TELL, UNDECODABLE, Body, Demand
+from gyre.actors.wire import ASK, STREAM, TELL, UNDECODABLE, Body, Demand, Tie
 
 if TYPE_CHECKING:
     from gyre.actors.link import Link
@@ -186,6 +186,15 @@ class RemoteTarget:
         if link is not None:
             link.unwatch(ref, watcher)
 
+    def tie(self, ref: Ref, other: LocalTarget) -> None:
+        self.watch(ref, other)
+        self._node.links.to(ref).send(Tie(0, ref.id, other.id, other.ref.name, other.ref.incarnation, True))
+
+    def untie(self, ref: Ref, other: LocalTarget) -> None:
+        link = self._node.links.get(ref.node_id)
+        if link is not None:
+            link.send(Tie(0, ref.id, other.id, other.ref.name, other.ref.incarnation, False))
+
     async def _room(self, link: Link, ref: Ref, deadline: float) -> None:
         async with asyncio.timeout_at(deadline):
             await link.room(ref.id)
@@ -216,6 +225,12 @@ class Nowhere:
         watcher.deliver(Down(ref=ref, reason=self._reason))
 
     def unwatch(self, ref: Ref, watcher: LocalTarget) -> None:
+        return
+
+    def tie(self, ref: Ref, other: LocalTarget) -> None:
+        self.watch(ref, other)
+
+    def untie(self, ref: Ref, other: LocalTarget) -> None:
         return
 
 
