@@ -18,6 +18,7 @@ from gyre.actors.wire import (
     MAX_FRAME_BYTES,
     TELL,
     Beat,
+    Body,
     Booted,
     Cancel,
     Demand,
@@ -109,6 +110,7 @@ class Link:
         current: Envelope | None,
         left_s: float | None,
         position: int = 0,
+        encoded: Body | None = None,
     ) -> None:
         sender = incarnation = cause = 0
         chain: Chain = ()
@@ -117,7 +119,7 @@ class Link:
             if kind != TELL:
                 chain = current.chain_from_here()
         name = wire_name(type(message))
-        body: Any = message
+        body: Any = message if encoded is None else encoded
         self.send(
             Request(0, kind, id, ref.id, sender, incarnation, left_s, cause, position, chain, name, body)
         )

@@ -110,6 +110,10 @@ class LocalTarget:
         cause = 0 if current is None else current.id
         self.put(Envelope(message, handler, self, self.node.new_id(), cause))
 
+    def has_room(self, ref: Ref) -> bool:
+        """A message that is sent now waits for nobody."""
+        return self.exit is not None or not self.mailbox.full()
+
     def stream(self, ref: Ref, message: Message, position: int) -> ItemStream[Any]:
         return ItemStream(partial(self._open_stream, ref, message, position), position)
 
