@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from gyre.harness.host import HarnessActorError, load_harness
 from gyre.job import Fault, Job, JobError, Plan, load_job, plan, resolved_toml, warnings
 
-BAD_JOB = 2
+BAD_JOB, INTERRUPTED = 2, 130
 
 app = typer.Typer(
     help="Elastic online RL for LLM agents.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -48,29 +48,6 @@ def run(
 
 
 @app.command()
-def join(
-    job: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the job listens.")],
-    token_file: Annotated[Path, typer.Option("--token-file", help="A copy of the job's token file.")],
-    name: Annotated[str, typer.Option(help="What the job calls this machine.")] = "",
-    listen: Annotated[str, typer.Option(help="The address of this machine that the others reach.")] = "",
-    cells: Annotated[int, typer.Option(min=1, help="How many cells this machine takes.")] = 1,
-    wait_s: Annotated[float, typer.Option(min=0, help="How long to wait for the job to be there.")] = 60.0,
-) -> None:
-    """Make this machine a node of a job, which may run cells here. Ctrl-C: they hand over and it leaves."""
-    from gyre.join import JoinOptions, main  # imports what `check` can do without
-
-    options = JoinOptions(
-        job=job,
-        token_file=token_file,
-        name=name or socket.gethostname(),
-        listen=listen,
-        cells=cells,
-        wait_s=wait_s,
-    )
-    raise typer.Exit(main(options))
-
-
-@app.command()
 def check(job: JobFile, overrides: Overrides = None) -> None:
     """Print the resolved job and what it takes: cells, ranks, memory, executions. Needs no GPU."""
     try:
@@ -85,6 +62,47 @@ def check(job: JobFile, overrides: Overrides = None) -> None:
             typer.echo(f"{job}: 1 fault\n  {error}", err=True)
             raise typer.Exit(BAD_JOB) from None
     _show(loaded, plan(loaded), warnings(loaded))
+
+
+@app.command()
+def inspect(
+    path: Annotated[
+        str, typer.Argument(metavar="[PATH]", help="An actor, as satellites/cell-1; what lives below it too.")
+    ] = "",
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="FOLDER", help="The job's folder. [default: newest in runs]"),
+    ] = None,
+    trace: Annotated[
+        float, typer.Option("--trace", metavar="SECONDS", min=0, help="Print messages as they are handled.")
+    ] = 0.0,
+    over: Annotated[
+        float, typer.Option("--over", metavar="SECONDS", min=0, help="The time that rates are of.")
+    ] = 1.0,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long the job may take to answer."),
+    ] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """Look into a running job: its actors and what they are at, or with --trace its messages."""
+    from gyre import inspecting  # imports what `check` can do without
+
+    if trace:
+        shown = inspecting.show_trace(
+            run, path, seconds=trace, timeout_s=timeout, as_json=as_json, say=typer.echo
+        )
+    else:
+        shown = inspecting.show_report(
+            run, path, over_s=over, timeout_s=timeout, as_json=as_json, say=typer.echo
+        )
+    try:
+        asyncio.run(shown)
+    except inspecting.CannotInspect as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _show(job: Job, planned: Plan, unlikely: tuple[Fault, ...]) -> None:

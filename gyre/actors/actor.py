@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, final
 
 from gyre.actors.envelope import CURRENT
@@ -38,6 +38,10 @@ class Actor:
 
     async def stopping(self) -> None:
         """After the last message, also after a crash, within `shutdown_s`; children still live."""
+
+    def summary(self) -> Mapping[str, Any]:
+        """Its state in a few words, for those who look: quick, plain data, nothing secret."""
+        return {}
 
 
 Actor.table = HandlerTable(Actor)
@@ -100,16 +104,7 @@ class Context:
 
     def demonitor(self, ref: Ref) -> None:
         """No `Down` will come for it."""
-        self._life.bonds.demonitor(ref)
-
-    def link(self, ref: Ref) -> None:
-        """From now on, when one of the two dies abnormally the other does too, with that for its cause, and
-        at once if it has. Also when the connection between their processes is lost."""
-        self._life.bonds.link(ref)
-
-    def unlink(self, ref: Ref) -> None:
-        """Takes back a link, whoever of the two made it."""
-        self._life.bonds.unlink(ref)
+        self._life.demonitor(ref)
 
     def tell_after(self, delay_s: float, message: Tell) -> Timer:
         """Puts `message` into this actor's own mailbox later."""

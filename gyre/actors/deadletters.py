@@ -15,10 +15,12 @@ MAX_NAME_CHARS = 200
 
 
 class DeadLetter(NamedTuple):
-    """Who did not get what."""
+    """Who did not get what, why, and when by the loop's clock."""
 
     to: str
     message: str
+    why: str
+    at_s: float
 
 
 class DeadLetters:
@@ -32,11 +34,11 @@ class DeadLetters:
         self._logged = 0
         self._logged_at = float("-inf")
 
-    def add(self, to: str, message: str, why: str = "") -> None:
+    def add(self, to: str, message: str, why: str) -> None:
         self.count += 1
         message = message[:MAX_NAME_CHARS]
-        self.last.append(DeadLetter(to, message))
         now = self._clock()
+        self.last.append(DeadLetter(to, message, why, now))
         if now - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now
             self._log(to, message, why)
@@ -44,7 +46,7 @@ class DeadLetters:
     def close(self) -> None:
         if self.count > self._logged:
             last = self.last[-1]
-            self._log(last.to, last.message, "")
+            self._log(last.to, last.message, last.why)
 
     def _log(self, to: str, message: str, why: str) -> None:
         since = self.count - self._logged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,10 @@ import msgspec
 from gyre.actors.actor import Actor
 from gyre.actors.errors import ExitReason, SpawnFailed
 from gyre.actors.handlers import handles
+from gyre.actors.looking.inspector import Inspector
+from gyre.actors.looking.messages import Inspect, Trace
+from gyre.actors.looking.reports import ActorReport, Traced
+from gyre.actors.looking.tracer import traced
 from gyre.actors.messages import Ask, Stream, Tell
 from gyre.actors.ref import Ref
 from gyre.actors.specs import ProcessSpec
@@ -19,8 +24,6 @@ from gyre.actors.specs import ProcessSpec
 if TYPE_CHECKING:
     from gyre.actors.family import Running
 
-# Ids of other lives begin far above.
-DESK = 1
 FIND_TIMEOUT_S = 10.0
 
 
@@ -107,6 +110,16 @@ class Desk(Actor):
         running = self._running.get(message.key)
         if running is not None:
             running.kill() if message.kill else running.request_stop()
+
+    @handles(Inspect, concurrent=True)
+    async def inspect(self, message: Inspect) -> ActorReport:
+        return await Inspector(self.context.node, message).report()
+
+    @handles(Trace)
+    async def trace(self, message: Trace) -> AsyncIterator[Traced]:
+        async with aclosing(traced(self.context.node, message, self.context.run)) as messages:
+            async for one in messages:
+                yield one
 
 
 def _spec(message: RunProcess) -> ProcessSpec:

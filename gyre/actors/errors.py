@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback as traceback_
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -282,3 +282,20 @@ def as_seen_by_caller(error: BaseException, ref: Ref) -> BaseException:
     failed = Failure.of(error).error(ref)
     failed.__cause__ = error
     return failed
+
+
+class Remembered(NamedTuple):
+    """What a handler raised, on which message, and when by the loop's clock; as text, because an error
+    itself keeps all frames that it came through."""
+
+    error: str
+    traceback: str
+    message: str
+    at_s: float
+
+    @classmethod
+    def of(cls, error: BaseException, message: str, at_s: float) -> Remembered:
+        """`error`: as its asker sees it."""
+        if isinstance(error, RemoteError):
+            return cls(str(error), error.traceback, message, at_s)
+        return cls(f"{error_name(type(error))}: {error}", "", message, at_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +16,7 @@ from gyre.actors.specs import ProcessSpec, Restart, Spec
 from gyre.actors.supervision import Escalate, Forget, RestartChildren, Restarts, Supervision
 
 if TYPE_CHECKING:
+    from gyre.actors.life import Life
     from gyre.actors.node import Node
 
 KILL_WAIT_S = 5.0
@@ -30,6 +31,8 @@ class Running(Protocol):
 
     watched: bool
 
+    @property
+    def path(self) -> str: ...
     def find(self, path: str) -> Ref | None: ...
     def request_stop(self) -> None: ...
     def kill(self) -> None: ...
@@ -39,7 +42,17 @@ class Child:
     """A name in a family; `running` is None before the first life is up and between two lives, `begun` the
     life that is not up yet. One that is `unwanted` shall not live again."""
 
-    __slots__ = ("begun", "incarnation", "last", "running", "spec", "stopping", "unwanted", "watched")
+    __slots__ = (
+        "begun",
+        "incarnation",
+        "last",
+        "last_exit",
+        "running",
+        "spec",
+        "stopping",
+        "unwanted",
+        "watched",
+    )
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -49,6 +62,7 @@ class Child:
         self.stopping = False
         self.unwanted = False
         self.last: Ref | None = None  # its newest life
+        self.last_exit: tuple[ExitReason, float] | None = None  # why it ended last, and when
         self.watched = False  # somebody monitored it
 
     def begins(self, running: Running) -> None:
@@ -71,8 +85,10 @@ class Family:
         supervision: Supervision,
         fail: Callable[[ExitReason], None],
         deliver: Callable[[Tell], None],
+        owner: Life | None = None,
     ) -> None:
         self._node = node
+        self._owner = owner
         self._parent = parent
         self._fail = fail
         self._deliver = deliver
@@ -111,6 +127,14 @@ class Family:
             return None
         return child.running.find(rest) if rest else child.running.ref
 
+    @property
+    def children(self) -> Mapping[str, Child]:
+        """By name, in the order in which they were started."""
+        return self._children
+
+    def path_of(self, name: str) -> str:
+        return name if self._owner is None else f"{self._owner.path}/{name}"
+
     async def close(self) -> None:
         """Stops all, the youngest first."""
         self._closing = True
@@ -146,7 +170,7 @@ class Family:
         child.incarnation += 1
         child.stopping = False
         try:
-            running = await self._node.launch(child.spec, child.incarnation, child.begins)
+            running = await self._node.launch(child.spec, child.incarnation, child.begins, self)
         except SpawnFailed:
             raise
         except Exception as error:  # nothing can listen
@@ -214,6 +238,7 @@ class Family:
         name = child.spec.name
         if self._children.get(name) is not child:
             return  # it was stopped meanwhile
+        child.last_exit = (reason, self._node.loop.time())
         if running is not None:
             child.watched = running.watched
         decision = self._restarts.decide(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, overload
 
@@ -81,6 +82,13 @@ class HandlerTable:
             if (mark := getattr(method, _MARK, None)) is not None:
                 self._add(_handler(actor, method, *mark))
         self.by_name = {wire_name(message): handler for message, handler in self.by_type.items()}
+
+    def mapped(self, change: Callable[[Handler], Handler]) -> HandlerTable:
+        """The same with other methods."""
+        table = copy(self)
+        table.by_type = {message: change(handler) for message, handler in self.by_type.items()}
+        table.by_name = {wire_name(message): handler for message, handler in table.by_type.items()}
+        return table
 
     def names(self) -> list[str]:
         return sorted(self.by_name)

@@ -64,8 +64,6 @@ def _read(payload: memoryview, expected: type[msgspec.Struct]) -> msgspec.Struct
         raise HandshakeFailed(f"not a handshake: {error}") from error
     if isinstance(words, Verdict) and words.verdict == "refused":
         raise HandshakeFailed(f"refused: {words.why}")
-    if isinstance(words, Verdict) and words.verdict == "crossed":
-        raise Crossed("another connection to that peer stays")
     if not isinstance(words, expected):
         raise HandshakeFailed(f"a {type(words).__name__} where a {expected.__name__} belongs")
     return words
@@ -122,7 +120,10 @@ class DiallerHandshake(_Side):
 
     def on_verdict(self, payload: memoryview) -> None:
         """Returns when welcome; raises Crossed, HandshakeFailed."""
-        _read(payload, Verdict)
+        verdict = _read(payload, Verdict)
+        assert isinstance(verdict, Verdict)
+        if verdict.verdict == "crossed":
+            raise Crossed("the peer's own connection stays")
 
 
 class ListenerHandshake(_Side):
@@ -136,7 +137,7 @@ class ListenerHandshake(_Side):
         return _encode(Hello(PROTOCOL, self._mine.peer, self._mine.nonce, proof))
 
     def on_proof(self, payload: memoryview) -> None:
-        """Returns when the dialler has proved itself; HandshakeFailed, or Crossed where it needs no other."""
+        """Returns when the dialler has proved itself; HandshakeFailed."""
         words = _read(payload, Proof)
         assert isinstance(words, Proof)
         self._check("dialler", words.proof)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gyre.actors.actor import Actor, Context
 from gyre.actors.background import Background, Timer
 from gyre.actors.envelope import CURRENT, Chain, Envelope
-from gyre.actors.errors import ActorDied, ExitReason, as_seen_by_caller
-from gyre.actors.family import KILL_WAIT_S, Family
+from gyre.actors.errors import ActorDied, ExitReason, Remembered, as_seen_by_caller
+from gyre.actors.family import KILL_WAIT_S, Child, Family
 from gyre.actors.handlers import INSIDE, STARTING
 from gyre.actors.local import LocalTarget
 from gyre.actors.log import log
@@ -47,14 +47,25 @@ class Life(LocalTarget):
         "_rest",
         "_stop",
         "actor",
+        "home",
+        "last_error",
         "shutdown_s",
     )
 
     def __init__(
-        self, node: Node, actor: Actor, name: str, incarnation: int, capacity: int, id: int = 0
+        self,
+        node: Node,
+        actor: Actor,
+        name: str,
+        incarnation: int,
+        capacity: int,
+        home: Family | None = None,
+        id: int = 0,
     ) -> None:
         super().__init__(node, type(actor).table, name, incarnation, capacity, id)
         self.actor = actor
+        self.home = home
+        self.last_error: Remembered | None = None
         self.shutdown_s = ASK_TIMEOUT_S
         self._ready = False
         self._stop: ExitReason | None = None  # it ends after the message at hand
@@ -120,7 +131,7 @@ class Life(LocalTarget):
         self._abort(ExitReason(kind="stopped", message="it did not stop in time"))
 
     def crash(self, reason: ExitReason) -> None:
-        """Something of it failed outside its handlers, or what it is linked with died."""
+        """Something of it failed outside its handlers."""
         if self.exit is None:
             self._abort(reason)
 
@@ -129,7 +140,9 @@ class Life(LocalTarget):
     @property
     def family(self) -> Family:
         if self._family is None:
-            self._family = Family(self.node, self.ref.label, self.actor.supervision, self.crash, self.deliver)
+            self._family = Family(
+                self.node, self.ref.label, self.actor.supervision, self.crash, self.deliver, self
+            )
             if self.ended.done():
                 self._family.kill()
         return self._family
@@ -147,10 +160,12 @@ class Life(LocalTarget):
         return self._background
 
     def tell_after(self, delay_s: float, message: Tell) -> Timer:
-        handler = self._handlers.get(type(message)) or self._unhandled(message)
+        kind = type(message)
+        if kind not in self._handlers:
+            self._unhandled(message)
 
         def deliver() -> None:
-            self.put(Envelope(message, handler, self, self.node.new_id(), 0))
+            self.put(Envelope(message, self._handlers[kind], self, self.node.new_id(), 0))
 
         return self.background.after(delay_s, deliver)
 
@@ -159,6 +174,32 @@ class Life(LocalTarget):
         context.run(CURRENT.set, self._scope())
         label = f"{self.ref.label}/{name or getattr(coroutine, '__qualname__', 'task')}"
         return self.background.run(coroutine, label, context)
+
+    # --- for those who look ---------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """Its name, after those of the actors of this process that it lives below."""
+        return self.ref.name if self.home is None else self.home.path_of(self.ref.name)
+
+    @property
+    def ready(self) -> bool:
+        return self._ready
+
+    @property
+    def children(self) -> Mapping[str, Child]:
+        return {} if self._family is None else self._family.children
+
+    @property
+    def tasks(self) -> int:
+        """Background tasks and timers."""
+        return 0 if self._background is None else self._background.pending
+
+    def under_way(self) -> list[Envelope]:
+        """The messages that are being handled."""
+        current = self._current
+        exclusive = [] if current is None or current.handler is STARTING else [current]
+        return [*exclusive, *(self._handling or {}).values()]
 
     # --- the life itself ------------------------------------------------------------------------
 
@@ -277,8 +318,10 @@ class Life(LocalTarget):
             error = RuntimeError("a task that its handler waited for was cancelled")
         if envelope.answer is None:
             raise error
+        seen = as_seen_by_caller(error, self.ref)
+        self.last_error = Remembered.of(seen, wire_name(type(envelope.message)), self._loop.time())
         if not envelope.answer.done():
-            envelope.answer.set_exception(as_seen_by_caller(error, self.ref))
+            envelope.answer.set_exception(seen)
 
     def _start_task(self, envelope: Envelope) -> None:
         task = self._loop.create_task(self._handle(envelope), context=self._context.copy())
@@ -411,7 +454,7 @@ class Life(LocalTarget):
             if envelope.origin is not None:
                 envelope.origin.taken(self.id)
             if envelope.answer is None:
-                self.node.dead_letter(self.ref, wire_name(type(envelope.message)))
+                self.node.dead_letter(self.ref, wire_name(type(envelope.message)), reason)
 
     def _gone(self, reason: ExitReason) -> None:
         self._cancel_tasks()

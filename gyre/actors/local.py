@@ -6,7 +6,6 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gyre.actors.bonds import Bonds
 from gyre.actors.envelope import CURRENT, Chain, Envelope, deadline_of
 from gyre.actors.errors import (
     ActorDied,
@@ -32,10 +31,10 @@ class LocalTarget:
     when all of it, children included, is gone."""
 
     __slots__ = (
-        "_bonds",
         "_current",
         "_handlers",
         "_loop",
+        "_monitored",
         "ended",
         "exit",
         "id",
@@ -56,7 +55,7 @@ class LocalTarget:
         self.mailbox = Mailbox(capacity)
         self.watchers = Watchers(self.ref)
         self.watched = False
-        self._bonds: Bonds | None = None
+        self._monitored: dict[Ref, None] | None = None
         self.exit: ExitReason | None = None
         self.ended: asyncio.Future[ExitReason] = node.loop.create_future()
         self.table = table
@@ -105,14 +104,10 @@ class LocalTarget:
             deadline = deadline_of(current, self._loop.time(), timeout_s)
             await self._wait_for_room(deadline, MailboxFull(ref.label, timeout_s))
         if self.exit is not None:
-            self.node.dead_letter(ref, wire_name(type(message)))
+            self.node.dead_letter(ref, wire_name(type(message)), self.exit)
             return
         cause = 0 if current is None else current.id
         self.put(Envelope(message, handler, self, self.node.new_id(), cause))
-
-    def has_room(self, ref: Ref) -> bool:
-        """A message that is sent now waits for nobody."""
-        return self.exit is not None or not self.mailbox.full()
 
     def stream(self, ref: Ref, message: Message, position: int) -> ItemStream[Any]:
         return ItemStream(partial(self._open_stream, ref, message, position), position)
@@ -141,36 +136,37 @@ class LocalTarget:
     def unwatch(self, ref: Ref, watcher: LocalTarget) -> None:
         self.watchers.discard(watcher.id)
 
-    def tie(self, ref: Ref, other: LocalTarget) -> None:
-        self.watch(ref, other)
-        if not self.ended.done():
-            self.bonds.tied(other.ref)
-
-    def untie(self, ref: Ref, other: LocalTarget) -> None:
-        if self._bonds is not None:
-            self._bonds.untied(other.ref)
-
-    # --- monitors and links ---------------------------------------------------------------------
+    # --- monitoring -----------------------------------------------------------------------------
 
     def monitor(self, ref: Ref) -> None:
         if Down not in self._handlers:
             raise TypeError(f"{self.table.actor} monitors {ref.label} but does not handle Down")
-        self.bonds.monitor(ref)
+        if self._monitored is None:
+            self._monitored = {}
+        self._monitored[ref] = None
+        ref.target.watch(ref, self)
+
+    def demonitor(self, ref: Ref) -> None:
+        self._forget_monitored(ref)
+        ref.target.unwatch(ref, self)
 
     def stop_watching(self, reason: ExitReason) -> None:
         """It is gone: it monitors nobody, and whoever monitors it learns why."""
-        bonds, self._bonds = self._bonds, None
-        if bonds is not None:
-            bonds.close()
+        monitored, self._monitored = self._monitored, None
+        for ref in monitored or ():
+            ref.target.unwatch(ref, self)
         self.watchers.tell(reason)
 
-    @property
-    def bonds(self) -> Bonds:
-        if self._bonds is None:
-            self._bonds = Bonds(self)
-        return self._bonds
+    def _forget_monitored(self, ref: Ref) -> None:
+        if self._monitored is not None:
+            self._monitored.pop(ref, None)
 
     # --- what a link, a parent or a node needs --------------------------------------------------
+
+    def use(self, table: HandlerTable) -> None:
+        """From now on messages come with the methods of that table."""
+        self.table = table
+        self._handlers = table.by_type
 
     def put(self, envelope: Envelope) -> None:
         """Takes a message, room or not."""
@@ -180,18 +176,14 @@ class LocalTarget:
         """Takes a message of the runtime's own."""
         raise NotImplementedError
 
-    def crash(self, reason: ExitReason) -> None:
-        """It ends because of something outside its handlers."""
-        raise NotImplementedError
-
     def cancel(self, envelope: Envelope) -> None:
         """The asker of a message that was put is gone."""
         raise NotImplementedError
 
     def deliver(self, message: Tell) -> None:
         """A message of the runtime's own; ignored by an actor that does not handle it."""
-        if isinstance(message, Down) and (self._bonds is None or not self._bonds.over(message)):
-            return
+        if isinstance(message, Down):
+            self._forget_monitored(message.ref)
         handler = self._handlers.get(type(message))
         if handler is not None and self.exit is None:
             self.put_system(Envelope(message, handler, self, self.node.new_id(), 0))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from gyre.actors.desk import DESK, FIND_TIMEOUT_S, Desk, Find, Meet
+from gyre.actors.desk import FIND_TIMEOUT_S, Desk, Find, Meet
 from gyre.actors.errors import ActorError
 from gyre.actors.handshake import Peer
 from gyre.actors.life import Life
 from gyre.actors.names import Names
-from gyre.actors.ref import Ref
+from gyre.actors.ref import DESK, Ref
 from gyre.actors.specs import MAILBOX
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class Neighbours:
         node = self._node
         life = node.lives.get(DESK)
         if life is None and not self._closed:
-            life = node.lives[DESK] = Life(node, Desk(), node.name, 1, MAILBOX, DESK)
+            life = node.context.run(Life, node, Desk(), node.name, 1, MAILBOX, id=DESK)
+            node.lives[DESK] = life
             life.begin()
         return life
 

@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from gyre.actors.boot import Boot
 from gyre.actors.carrier import Carrier, OsProcess
 from gyre.actors.deadletters import DeadLetters
 from gyre.actors.deadlines import Deadlines
-from gyre.actors.desk import DESK, FIND_TIMEOUT_S, Find
+from gyre.actors.desk import FIND_TIMEOUT_S, Find
 from gyre.actors.envelope import CURRENT
 from gyre.actors.errors import ExitReason, LinkLost, NodeFailed, SpawnFailed
 from gyre.actors.family import Family, Running
@@ -26,10 +27,12 @@ from gyre.actors.idle import Idle
 from gyre.actors.life import Life
 from gyre.actors.links import Links
 from gyre.actors.log import log
+from gyre.actors.looking.probes import Probes
+from gyre.actors.looking.reports import Traced
 from gyre.actors.messages import Tell
 from gyre.actors.neighbours import Neighbours
 from gyre.actors.process import ChildProcess, Processes
-from gyre.actors.ref import Ref, Target
+from gyre.actors.ref import DESK, Ref, Target
 from gyre.actors.remote import Nowhere, RemoteTarget
 from gyre.actors.remote_process import RemoteProcess
 from gyre.actors.specs import ProcessSpec, Spec
@@ -60,7 +63,8 @@ class Node:
     folder `where`, by default a new one, or on TCP or UCX at the address `where`, by default 127.0.0.1; where
     UCX cannot be used, on TCP, and a line says why. Peers must hold the same `token`. Of a peer on another
     machine nothing is heard when the machine dies: it counts as gone after four times `heartbeat_s` of
-    silence. All that is random comes from `rng`, time from the loop.
+    silence. All that is random comes from `rng`, time from the loop, and durations that
+    people look at from `clock`, by default the machine's.
     """
 
     def __init__(
@@ -75,8 +79,10 @@ class Node:
         rng: random.Random | None = None,
         carrier: Callable[[Node, ProcessSpec], Carrier] = OsProcess,
         supervision: Supervision | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.name = name
+        self.clock = clock
         self.carrier = carrier
         self.heartbeat_s = heartbeat_s
         self.rng = rng or random.SystemRandom()
@@ -91,6 +97,7 @@ class Node:
         self.codec = Codec(self.id, lambda: self.endpoint, self.bind)
         self.links = Links(self)
         self.neighbours = Neighbours(self)
+        self.probes = Probes(self)
         self._listener: Listener | None = None
         self._listening = asyncio.Lock()
         self._exits: dict[int, ExitReason] = {}
@@ -136,6 +143,7 @@ class Node:
             raise RuntimeError(f"the node {self.name} was started before: make a new one")
         self._started = True
         self.loop = asyncio.get_running_loop()
+        self.began_s = self.loop.time()
         self.deadlines = Deadlines(self.loop)
         self.idle = Idle(self.loop)
         self._failure: asyncio.Future[NodeFailed] = self.loop.create_future()
@@ -153,6 +161,18 @@ class Node:
         await self._shut()
         if self._failed is not None:
             raise self._failed
+
+    def trace(self, sink: Callable[[Traced], None]) -> AbstractContextManager[None]:
+        """`with node.trace(sink)`: hands over each message that an actor of this node has handled."""
+        return self.probes.trace(sink)
+
+    def desk(self, of: Ref | None = None) -> Ref:
+        """The actor that stands for this node, or for that of the actor `of`: it takes `Inspect` and `Trace`
+        of `gyre.actors.looking`."""
+        if of is not None and of.node_id != self.id:
+            return self.bind(of.node_id, of.endpoint, DESK, "desk", 1)
+        self.neighbours.desk()
+        return self.bind(self.id, "", DESK, self.name, 1)
 
     def kill(self) -> None:
         """Ends all actors and processes at once, without asking; leaving the node is quick then."""
@@ -229,33 +249,45 @@ class Node:
             target = self.lives.get(id) or Nowhere(self, self.exit_of(id))
         return Ref(node_id, endpoint, id, name, incarnation, target)
 
+    @property
+    def family(self) -> Family:
+        """Its top-level actors."""
+        return self._family
+
     async def launch(
-        self, spec: Spec, incarnation: int, begun: Callable[[Running], None] | None = None
+        self,
+        spec: Spec,
+        incarnation: int,
+        begun: Callable[[Running], None] | None = None,
+        home: Family | None = None,
     ) -> Running:
         """A new life; when it could not start it has `ended` already. SpawnFailed where none was begun.
-        `begun` is told of it before it starts."""
+        `begun` is told of it before it starts, `home` is the family it will be of."""
         if isinstance(spec, ProcessSpec) and spec.node is not None and spec.node.node_id != self.id:
-            remote = RemoteProcess(self, spec, incarnation)
+            remote = RemoteProcess(self, spec, incarnation, home)
             if begun is not None:
                 begun(remote)
             await remote.start()
+            self.probes.process_began(remote)
             return remote
         if isinstance(spec, ProcessSpec):
             if self.transport.scheme == "memory":
                 raise SpawnFailed(spec.name, ExitReason(kind="error", message="memory ends at this process"))
             await self.listen()
-            process = ChildProcess(self, spec, incarnation)
+            process = ChildProcess(self, spec, incarnation, home)
             self.processes.add(process)
             if begun is not None:
                 begun(process)
             await process.start()
+            self.probes.process_began(process)
             return process
         try:
             actor = spec.start()
         except Exception as error:
             raise SpawnFailed(spec.name, ExitReason.of(error)) from error
-        life = Life(self, actor, spec.name, incarnation, spec.mailbox)
+        life = Life(self, actor, spec.name, incarnation, spec.mailbox, home)
         self.lives[life.id] = life
+        self.probes.life_began(life)
         if begun is not None:
             begun(life)
         await life.start(spec.shutdown_s)
@@ -283,6 +315,7 @@ class Node:
         """A life is over."""
         self.lives.pop(life.id, None)
         self.idle.forget(life)
+        self.probes.life_ended(life)
         if life.exit is not None:
             self._exits[life.id] = life.exit
         if len(self._exits) > EXITS_KEPT:
@@ -293,8 +326,8 @@ class Node:
     def exit_of(self, id: int) -> ExitReason:
         return self._exits.get(id) or ExitReason(kind="unknown", message="no such actor here any more")
 
-    def dead_letter(self, ref: Ref, message: str) -> None:
-        self.dead_letters.add(ref.label, message)
+    def dead_letter(self, ref: Ref, message: str, reason: ExitReason) -> None:
+        self.dead_letters.add(ref.label, message, reason.brief)
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -318,6 +351,7 @@ class Node:
             if self._listener is not None:
                 self._listener.close()
             self.deadlines.close()
+            self.probes.close()
             self.idle.close()
             self.dead_letters.close()
             await asyncio.sleep(0)  # closed transports tell their protocols on the next turn

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from gyre.actors.errors import ExitReason
-from gyre.actors.family import KILL_WAIT_S, Running
+from gyre.actors.family import KILL_WAIT_S, Family, Running
 from gyre.actors.log import log
 from gyre.actors.ref import Ref
 from gyre.actors.specs import ProcessSpec
@@ -28,8 +28,9 @@ TERM_BEFORE_KILL_S = 1.0
 class ChildProcess:
     """One life of a ProcessSpec's actor; `ended` resolves when the process is gone and reaped."""
 
-    def __init__(self, node: Node, spec: ProcessSpec, incarnation: int) -> None:
+    def __init__(self, node: Node, spec: ProcessSpec, incarnation: int, home: Family | None = None) -> None:
         self.node = node
+        self._home = home
         self.spec = spec
         self.node_id = node.new_node_id()
         self.ended: asyncio.Future[ExitReason] = node.loop.create_future()
@@ -112,6 +113,10 @@ class ChildProcess:
             self._over(self._reported)  # what it still does on its way out concerns nobody
 
     # --- what the parent wants ------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        return self.spec.name if self._home is None else self._home.path_of(self.spec.name)
 
     def find(self, path: str) -> Ref | None:
         """What lives in another process is its own node's to know."""

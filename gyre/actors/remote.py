@@ -14,7 +14,7 @@ from gyre.actors.errors import ActorDied, AskTimeout, BadMessage, ExitReason, Fa
 from gyre.actors.messages import Down, Message, answer_type, wire_name
 from gyre.actors.ref import ASK_TIMEOUT_S, Ref
 from gyre.actors.streams import WINDOW_ITEMS, ItemStream, Pipe
-from gyre.actors.wire import ASK, STREAM, TELL, UNDECODABLE, Body, Demand, Tie
+from gyre.actors.wire import ASK, STREAM, TELL, UNDECODABLE, Body, Demand
 
 if TYPE_CHECKING:
     from gyre.actors.link import Link
@@ -113,14 +113,7 @@ class RemoteTarget:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def encode(self, message: Message) -> Body:
-        """For all who are sent it: `encoded` below. BadMessage."""
-        return Body(self._node.codec.encode(message))
-
-    def has_room(self, ref: Ref) -> bool:
-        return self._node.links.to(ref).has_room(ref.id)
-
-    async def ask(self, ref: Ref, message: Message, timeout_s: float, encoded: Body | None = None) -> Any:
+    async def ask(self, ref: Ref, message: Message, timeout_s: float) -> Any:
         node = self._node
         loop = node.loop
         current = CURRENT.get()
@@ -135,7 +128,7 @@ class RemoteTarget:
         if link.gone is not None:
             raise ActorDied(ref, link.gone)
         pending = PendingAsk(link, ref, node.new_id(), message, decoder, timeout_s)
-        link.request(ASK, pending.id, ref, message, current, deadline - loop.time(), 0, encoded)
+        link.request(ASK, pending.id, ref, message, current, deadline - loop.time())
         link.pending[pending.id] = pending
         node.deadlines.add(pending, deadline)
         try:
@@ -147,7 +140,7 @@ class RemoteTarget:
             node.deadlines.discard(pending)
             link.pending.pop(pending.id, None)
 
-    async def tell(self, ref: Ref, message: Message, timeout_s: float, encoded: Body | None = None) -> None:
+    async def tell(self, ref: Ref, message: Message, timeout_s: float) -> None:
         node = self._node
         current = CURRENT.get()
         link = node.links.to(ref)
@@ -157,9 +150,9 @@ class RemoteTarget:
             except TimeoutError:
                 raise MailboxFull(ref.label, timeout_s) from None
         if link.gone is not None:
-            node.dead_letter(ref, wire_name(type(message)))
+            node.dead_letter(ref, wire_name(type(message)), link.gone)
             return
-        link.request(TELL, node.new_id(), ref, message, current, None, 0, encoded)
+        link.request(TELL, node.new_id(), ref, message, current, None)
 
     def stream(self, ref: Ref, message: Message, position: int) -> ItemStream[Any]:
         return ItemStream(partial(self._open, ref, message, position), position)
@@ -193,15 +186,6 @@ class RemoteTarget:
         if link is not None:
             link.unwatch(ref, watcher)
 
-    def tie(self, ref: Ref, other: LocalTarget) -> None:
-        self.watch(ref, other)
-        self._node.links.to(ref).send(Tie(0, ref.id, other.id, other.ref.name, other.ref.incarnation, True))
-
-    def untie(self, ref: Ref, other: LocalTarget) -> None:
-        link = self._node.links.get(ref.node_id)
-        if link is not None:
-            link.send(Tie(0, ref.id, other.id, other.ref.name, other.ref.incarnation, False))
-
     async def _room(self, link: Link, ref: Ref, deadline: float) -> None:
         async with asyncio.timeout_at(deadline):
             await link.room(ref.id)
@@ -220,10 +204,7 @@ class Nowhere:
         raise ActorDied(ref, self._reason)
 
     async def tell(self, ref: Ref, message: Message, timeout_s: float) -> None:
-        self._node.dead_letter(ref, wire_name(type(message)))
-
-    def has_room(self, ref: Ref) -> bool:
-        return True
+        self._node.dead_letter(ref, wire_name(type(message)), self._reason)
 
     def stream(self, ref: Ref, message: Message, position: int) -> ItemStream[Any]:
         return ItemStream(partial(self._no_stream, ref), position)
@@ -235,12 +216,6 @@ class Nowhere:
         watcher.deliver(Down(ref=ref, reason=self._reason))
 
     def unwatch(self, ref: Ref, watcher: LocalTarget) -> None:
-        return
-
-    def tie(self, ref: Ref, other: LocalTarget) -> None:
-        self.watch(ref, other)
-
-    def untie(self, ref: Ref, other: LocalTarget) -> None:
         return
 
 

@@ -14,6 +14,7 @@ from gyre.actors.specs import ProcessSpec
 from gyre.actors.wire import TELL, Frame
 
 if TYPE_CHECKING:
+    from gyre.actors.family import Family
     from gyre.actors.node import Node
 
 # From a lost connection to it to the word of its node.
@@ -24,9 +25,10 @@ class RemoteProcess:
     """One life of a ProcessSpec's actor where `spec.node` is. That node runs it, watches it and says how it
     ends; with the connection to that node the life counts as over."""
 
-    def __init__(self, node: Node, spec: ProcessSpec, incarnation: int) -> None:
+    def __init__(self, node: Node, spec: ProcessSpec, incarnation: int, home: Family | None = None) -> None:
         assert spec.node is not None
         self.node = node
+        self._home = home
         self.spec = spec
         self.host = spec.node
         self.ended: asyncio.Future[ExitReason] = node.loop.create_future()
@@ -103,6 +105,10 @@ class RemoteProcess:
     def link_lost(self) -> None:
         """Its node will say why; one that cannot be talked to is of no use."""
         self._timer = self.node.loop.call_later(LINK_LOST_GRACE_S, self.kill)
+
+    @property
+    def path(self) -> str:
+        return self.spec.name if self._home is None else self._home.path_of(self.spec.name)
 
     def find(self, path: str) -> Ref | None:
         return None

@@ -56,3 +56,10 @@ def life(ref: Ref) -> Life:
     """The life behind a local Ref."""
     assert isinstance(ref.target, Life)
     return ref.target
+
+
+async def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Lets others run until that holds: for what has no event."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0)

@@ -443,7 +443,7 @@ async def test_dead_letters_are_counted(node: Node) -> None:
     for _ in range(3):
         await ref.tell(Bump())
     assert node.dead_letters.count == 3
-    assert node.dead_letters.last[-1] == ("a#1", "tests.actors.zoo:Bump")
+    assert node.dead_letters.last[-1][:3] == ("a#1", "tests.actors.zoo:Bump", "stopped")
 
 
 async def test_whoever_keeps_the_ref_does_not_keep_the_state(node: Node) -> None:

@@ -338,9 +338,13 @@ class Nest(Actor):
 
     async def started(self) -> None:
         spec = ProcessSpec(name="inner", actor=self.config.inner, config=CounterConfig())
-        inner = await self.context.spawn(spec)
+        self.inner = inner = await self.context.spawn(spec)
         loose = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # noqa: ASYNC220
         self.pids = (os.getpid(), await inner.ask(Pid()), loose.pid)
+
+    @handles(Add)
+    async def add(self, message: Add) -> int:
+        return await self.inner.ask(message)
 
     @handles(Nestlings)
     async def nestlings(self, message: Nestlings) -> tuple[int, ...]:

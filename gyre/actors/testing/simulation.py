@@ -87,6 +87,7 @@ class Simulation:
             rng=self._branch(),
             carrier=partial(SimProcess, self),
             supervision=supervision,
+            clock=self.loop.time,
         )
         self.nodes.setdefault(host, []).append(node)
         return node

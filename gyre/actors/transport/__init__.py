@@ -27,7 +27,6 @@ __all__ = [
     "Channel",
     "Listener",
     "Receiver",
-    "TcpTransport",
     "Transport",
     "TransportName",
     "TransportUnusable",
