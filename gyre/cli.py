@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +46,29 @@ def run(
     for override in overrides or []:
         arguments += ["--set", override]
     raise typer.Exit(main(arguments))
+
+
+@app.command()
+def join(
+    job: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the job listens.")],
+    token_file: Annotated[Path, typer.Option("--token-file", help="A copy of the job's token file.")],
+    name: Annotated[str, typer.Option(help="What the job calls this machine.")] = "",
+    listen: Annotated[str, typer.Option(help="The address of this machine that the others reach.")] = "",
+    cells: Annotated[int, typer.Option(min=1, help="How many cells this machine takes.")] = 1,
+    wait_s: Annotated[float, typer.Option(min=0, help="How long to wait for the job to be there.")] = 60.0,
+) -> None:
+    """Make this machine a node of a job, which may run cells here. Ctrl-C: they hand over and it leaves."""
+    from gyre.join import JoinOptions, main  # imports what `check` can do without
+
+    options = JoinOptions(
+        job=job,
+        token_file=token_file,
+        name=name or socket.gethostname(),
+        listen=listen,
+        cells=cells,
+        wait_s=wait_s,
+    )
+    raise typer.Exit(main(options))
 
 
 @app.command()

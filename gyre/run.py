@@ -13,10 +13,11 @@ import structlog
 
 from gyre.actors import ExitReason
 from gyre.actors import run as run_actors
+from gyre.actors.token import TokenError
 from gyre.interrupts import Interrupts
 from gyre.job import Job, JobError, load_job, resolved_toml
 from gyre.runs import RunFolderError, prepare_run_folder
-from gyre.tree import JobTree, reason
+from gyre.tree import JobTree, cluster_token, reason
 from gyre.watch import write_summary
 from gyre.watching import Watching, open_watch
 
@@ -35,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         job = load_job(arguments.job, arguments.overrides)
         prepare_run_folder(job.run_dir, resolved_toml(job), resume=arguments.resume)
-    except (JobError, RunFolderError) as error:
+        cluster_token(job)
+    except (JobError, RunFolderError, TokenError) as error:
         sys.stderr.write(f"{error}\n")
         return BAD_JOB
     try:

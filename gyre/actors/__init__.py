@@ -5,6 +5,7 @@ Knows nothing of ML and is useful alone: subclass Actor, declare handlers, spawn
 
 from gyre.actors.actor import Actor, Context
 from gyre.actors.background import Timer
+from gyre.actors.broadcasting import ask_all, broadcast
 from gyre.actors.errors import (
     ActorDied,
     ActorError,
@@ -68,6 +69,8 @@ __all__ = [
     "WhereIs",
     "WireError",
     "WouldDeadlock",
+    "ask_all",
+    "broadcast",
     "handles",
     "register_error",
     "resumed",

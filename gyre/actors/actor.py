@@ -104,7 +104,16 @@ class Context:
 
     def demonitor(self, ref: Ref) -> None:
         """No `Down` will come for it."""
-        self._life.demonitor(ref)
+        self._life.bonds.demonitor(ref)
+
+    def link(self, ref: Ref) -> None:
+        """From now on, when one of the two dies abnormally the other does too, with that for its cause, and
+        at once if it has. Also when the connection between their processes is lost."""
+        self._life.bonds.link(ref)
+
+    def unlink(self, ref: Ref) -> None:
+        """Takes back a link, whoever of the two made it."""
+        self._life.bonds.unlink(ref)
 
     def tell_after(self, delay_s: float, message: Tell) -> Timer:
         """Puts `message` into this actor's own mailbox later."""

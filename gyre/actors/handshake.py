@@ -64,6 +64,8 @@ def _read(payload: memoryview, expected: type[msgspec.Struct]) -> msgspec.Struct
         raise HandshakeFailed(f"not a handshake: {error}") from error
     if isinstance(words, Verdict) and words.verdict == "refused":
         raise HandshakeFailed(f"refused: {words.why}")
+    if isinstance(words, Verdict) and words.verdict == "crossed":
+        raise Crossed("another connection to that peer stays")
     if not isinstance(words, expected):
         raise HandshakeFailed(f"a {type(words).__name__} where a {expected.__name__} belongs")
     return words
@@ -120,10 +122,7 @@ class DiallerHandshake(_Side):
 
     def on_verdict(self, payload: memoryview) -> None:
         """Returns when welcome; raises Crossed, HandshakeFailed."""
-        verdict = _read(payload, Verdict)
-        assert isinstance(verdict, Verdict)
-        if verdict.verdict == "crossed":
-            raise Crossed("the peer's own connection stays")
+        _read(payload, Verdict)
 
 
 class ListenerHandshake(_Side):
@@ -137,7 +136,7 @@ class ListenerHandshake(_Side):
         return _encode(Hello(PROTOCOL, self._mine.peer, self._mine.nonce, proof))
 
     def on_proof(self, payload: memoryview) -> None:
-        """Returns when the dialler has proved itself; HandshakeFailed."""
+        """Returns when the dialler has proved itself; HandshakeFailed, or Crossed where it needs no other."""
         words = _read(payload, Proof)
         assert isinstance(words, Proof)
         self._check("dialler", words.proof)

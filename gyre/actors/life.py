@@ -131,7 +131,7 @@ class Life(LocalTarget):
         self._abort(ExitReason(kind="stopped", message="it did not stop in time"))
 
     def crash(self, reason: ExitReason) -> None:
-        """Something of it failed outside its handlers."""
+        """Something of it failed outside its handlers, or what it is linked with died."""
         if self.exit is None:
             self._abort(reason)
 

@@ -18,6 +18,7 @@ from gyre.actors.wire import (
     MAX_FRAME_BYTES,
     TELL,
     Beat,
+    Body,
     Booted,
     Cancel,
     Demand,
@@ -31,6 +32,7 @@ from gyre.actors.wire import (
     Request,
     Shutdown,
     Taken,
+    Tie,
     Watch,
 )
 
@@ -108,6 +110,7 @@ class Link:
         current: Envelope | None,
         left_s: float | None,
         position: int = 0,
+        encoded: Body | None = None,
     ) -> None:
         sender = incarnation = cause = 0
         chain: Chain = ()
@@ -116,7 +119,7 @@ class Link:
             if kind != TELL:
                 chain = current.chain_from_here()
         name = wire_name(type(message))
-        body: Any = message
+        body: Any = message if encoded is None else encoded
         self.send(
             Request(0, kind, id, ref.id, sender, incarnation, left_s, cause, position, chain, name, body)
         )
@@ -270,6 +273,16 @@ class Link:
         else:
             life.watchers.discard(self)
 
+    def _on_tie(self, frame: Tie) -> None:
+        life = self.node.lives.get(frame.to)
+        if life is None:
+            return  # a Gone is on its way
+        other = self.node.bind(self.peer_id, self.endpoint, frame.id, frame.name, frame.incarnation)
+        if frame.on:
+            life.bonds.tied(other)
+        else:
+            life.bonds.untied(other)
+
     def _tell_watchers(self, actor_id: int, reason: ExitReason) -> None:
         ref, watchers = self._watched.pop(actor_id, (None, {}))
         for watcher in watchers.values():
@@ -317,4 +330,5 @@ _ON: dict[type[Frame], Callable[[Link, Any], None]] = {
     Ended: Link._on_process,
     Shutdown: Link._on_process,
     Beat: Link._on_beat,
+    Tie: Link._on_tie,
 }

@@ -227,8 +227,9 @@ class _Dialling:
                 return
             self._handshake.on_verdict(payload)
         except LinkLost as error:
-            if self.channel is not None and not self._met and not isinstance(error, Crossed):
-                self.channel.send(verdict("refused", str(error)))
+            if self.channel is not None and not self._met:
+                crossed = isinstance(error, Crossed)
+                self.channel.send(verdict("crossed") if crossed else verdict("refused", str(error)))
             self._finish(error)
             raise
         if self._link.is_open or self._link.gone is not None:
@@ -267,6 +268,9 @@ class _Greeting:
                 self._met = True
                 return
             self._handshake.on_proof(payload)
+        except Crossed:
+            self._links.greeting_over(self._channel)
+            raise
         except HandshakeFailed as error:
             self._channel.send(verdict("refused", str(error)))
             raise

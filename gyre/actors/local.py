@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gyre.actors.bonds import Bonds
 from gyre.actors.envelope import CURRENT, Chain, Envelope, deadline_of
 from gyre.actors.errors import (
     ActorDied,
@@ -31,10 +32,10 @@ class LocalTarget:
     when all of it, children included, is gone."""
 
     __slots__ = (
+        "_bonds",
         "_current",
         "_handlers",
         "_loop",
-        "_monitored",
         "ended",
         "exit",
         "id",
@@ -55,7 +56,7 @@ class LocalTarget:
         self.mailbox = Mailbox(capacity)
         self.watchers = Watchers(self.ref)
         self.watched = False
-        self._monitored: dict[Ref, None] | None = None
+        self._bonds: Bonds | None = None
         self.exit: ExitReason | None = None
         self.ended: asyncio.Future[ExitReason] = node.loop.create_future()
         self.table = table
@@ -109,6 +110,10 @@ class LocalTarget:
         cause = 0 if current is None else current.id
         self.put(Envelope(message, handler, self, self.node.new_id(), cause))
 
+    def has_room(self, ref: Ref) -> bool:
+        """A message that is sent now waits for nobody."""
+        return self.exit is not None or not self.mailbox.full()
+
     def stream(self, ref: Ref, message: Message, position: int) -> ItemStream[Any]:
         return ItemStream(partial(self._open_stream, ref, message, position), position)
 
@@ -136,30 +141,34 @@ class LocalTarget:
     def unwatch(self, ref: Ref, watcher: LocalTarget) -> None:
         self.watchers.discard(watcher.id)
 
-    # --- monitoring -----------------------------------------------------------------------------
+    def tie(self, ref: Ref, other: LocalTarget) -> None:
+        self.watch(ref, other)
+        if not self.ended.done():
+            self.bonds.tied(other.ref)
+
+    def untie(self, ref: Ref, other: LocalTarget) -> None:
+        if self._bonds is not None:
+            self._bonds.untied(other.ref)
+
+    # --- monitors and links ---------------------------------------------------------------------
 
     def monitor(self, ref: Ref) -> None:
         if Down not in self._handlers:
             raise TypeError(f"{self.table.actor} monitors {ref.label} but does not handle Down")
-        if self._monitored is None:
-            self._monitored = {}
-        self._monitored[ref] = None
-        ref.target.watch(ref, self)
-
-    def demonitor(self, ref: Ref) -> None:
-        self._forget_monitored(ref)
-        ref.target.unwatch(ref, self)
+        self.bonds.monitor(ref)
 
     def stop_watching(self, reason: ExitReason) -> None:
         """It is gone: it monitors nobody, and whoever monitors it learns why."""
-        monitored, self._monitored = self._monitored, None
-        for ref in monitored or ():
-            ref.target.unwatch(ref, self)
+        bonds, self._bonds = self._bonds, None
+        if bonds is not None:
+            bonds.close()
         self.watchers.tell(reason)
 
-    def _forget_monitored(self, ref: Ref) -> None:
-        if self._monitored is not None:
-            self._monitored.pop(ref, None)
+    @property
+    def bonds(self) -> Bonds:
+        if self._bonds is None:
+            self._bonds = Bonds(self)
+        return self._bonds
 
     # --- what a link, a parent or a node needs --------------------------------------------------
 
@@ -176,14 +185,18 @@ class LocalTarget:
         """Takes a message of the runtime's own."""
         raise NotImplementedError
 
+    def crash(self, reason: ExitReason) -> None:
+        """It ends because of something outside its handlers."""
+        raise NotImplementedError
+
     def cancel(self, envelope: Envelope) -> None:
         """The asker of a message that was put is gone."""
         raise NotImplementedError
 
     def deliver(self, message: Tell) -> None:
         """A message of the runtime's own; ignored by an actor that does not handle it."""
-        if isinstance(message, Down):
-            self._forget_monitored(message.ref)
+        if isinstance(message, Down) and (self._bonds is None or not self._bonds.over(message)):
+            return
         handler = self._handlers.get(type(message))
         if handler is not None and self.exit is None:
             self.put_system(Envelope(message, handler, self, self.node.new_id(), 0))

@@ -14,7 +14,7 @@ from gyre.actors.errors import ActorDied, AskTimeout, BadMessage, ExitReason, Fa
 from gyre.actors.messages import Down, Message, answer_type, wire_name
 from gyre.actors.ref import ASK_TIMEOUT_S, Ref
 from gyre.actors.streams import WINDOW_ITEMS, ItemStream, Pipe
-from gyre.actors.wire import ASK, STREAM, TELL, UNDECODABLE, Body, Demand
+from gyre.actors.wire import ASK, STREAM, TELL, UNDECODABLE, Body, Demand, Tie
 
 if TYPE_CHECKING:
     from gyre.actors.link import Link
@@ -113,7 +113,14 @@ class RemoteTarget:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    async def ask(self, ref: Ref, message: Message, timeout_s: float) -> Any:
+    def encode(self, message: Message) -> Body:
+        """For all who are sent it: `encoded` below. BadMessage."""
+        return Body(self._node.codec.encode(message))
+
+    def has_room(self, ref: Ref) -> bool:
+        return self._node.links.to(ref).has_room(ref.id)
+
+    async def ask(self, ref: Ref, message: Message, timeout_s: float, encoded: Body | None = None) -> Any:
         node = self._node
         loop = node.loop
         current = CURRENT.get()
@@ -128,7 +135,7 @@ class RemoteTarget:
         if link.gone is not None:
             raise ActorDied(ref, link.gone)
         pending = PendingAsk(link, ref, node.new_id(), message, decoder, timeout_s)
-        link.request(ASK, pending.id, ref, message, current, deadline - loop.time())
+        link.request(ASK, pending.id, ref, message, current, deadline - loop.time(), 0, encoded)
         link.pending[pending.id] = pending
         node.deadlines.add(pending, deadline)
         try:
@@ -140,7 +147,7 @@ class RemoteTarget:
             node.deadlines.discard(pending)
             link.pending.pop(pending.id, None)
 
-    async def tell(self, ref: Ref, message: Message, timeout_s: float) -> None:
+    async def tell(self, ref: Ref, message: Message, timeout_s: float, encoded: Body | None = None) -> None:
         node = self._node
         current = CURRENT.get()
         link = node.links.to(ref)
@@ -152,7 +159,7 @@ class RemoteTarget:
         if link.gone is not None:
             node.dead_letter(ref, wire_name(type(message)), link.gone)
             return
-        link.request(TELL, node.new_id(), ref, message, current, None)
+        link.request(TELL, node.new_id(), ref, message, current, None, 0, encoded)
 
     def stream(self, ref: Ref, message: Message, position: int) -> ItemStream[Any]:
         return ItemStream(partial(self._open, ref, message, position), position)
@@ -186,6 +193,15 @@ class RemoteTarget:
         if link is not None:
             link.unwatch(ref, watcher)
 
+    def tie(self, ref: Ref, other: LocalTarget) -> None:
+        self.watch(ref, other)
+        self._node.links.to(ref).send(Tie(0, ref.id, other.id, other.ref.name, other.ref.incarnation, True))
+
+    def untie(self, ref: Ref, other: LocalTarget) -> None:
+        link = self._node.links.get(ref.node_id)
+        if link is not None:
+            link.send(Tie(0, ref.id, other.id, other.ref.name, other.ref.incarnation, False))
+
     async def _room(self, link: Link, ref: Ref, deadline: float) -> None:
         async with asyncio.timeout_at(deadline):
             await link.room(ref.id)
@@ -206,6 +222,9 @@ class Nowhere:
     async def tell(self, ref: Ref, message: Message, timeout_s: float) -> None:
         self._node.dead_letter(ref, wire_name(type(message)), self._reason)
 
+    def has_room(self, ref: Ref) -> bool:
+        return True
+
     def stream(self, ref: Ref, message: Message, position: int) -> ItemStream[Any]:
         return ItemStream(partial(self._no_stream, ref), position)
 
@@ -216,6 +235,12 @@ class Nowhere:
         watcher.deliver(Down(ref=ref, reason=self._reason))
 
     def unwatch(self, ref: Ref, watcher: LocalTarget) -> None:
+        return
+
+    def tie(self, ref: Ref, other: LocalTarget) -> None:
+        self.watch(ref, other)
+
+    def untie(self, ref: Ref, other: LocalTarget) -> None:
         return
 
 

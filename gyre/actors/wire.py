@@ -127,6 +127,16 @@ class Beat(Frame, tag=14):
     """A sign of life, where there is nothing else to say."""
 
 
+class Tie(Frame, tag=15):
+    """The life `id` of the sender is linked with `to`; with `on` false, no longer."""
+
+    to: int
+    id: int
+    name: str
+    incarnation: int
+    on: bool
+
+
 AnyFrame = (
     Request
     | Reply
@@ -142,6 +152,7 @@ AnyFrame = (
     | Ended
     | Shutdown
     | Beat
+    | Tie
 )
 
 

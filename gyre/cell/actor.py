@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import structlog
 from gyre.actors import Actor, Ask, Down, ProcessSpec, Ref, handles
 from gyre.cell.core import Core
 from gyre.cell.engine.base import EngineMetrics
+from gyre.cell.far import Far
 from gyre.cell.messages import (
     CellRole,
     CellStatus,
@@ -26,6 +27,7 @@ from gyre.cell.messages import (
     Manifest,
     Publish,
     ReleaseSnapshot,
+    Retire,
     RoleChanged,
     SaveCheckpoint,
     Snapshot,
@@ -48,6 +50,7 @@ from gyre.cell.worker_messages import (
     WakeEngine,
     WorkerConfig,
 )
+from gyre.rdma import ReadRegion, SharedMemory, read
 
 log = structlog.get_logger()
 
@@ -57,7 +60,7 @@ CHANGE_TIMEOUT_S = 600.0
 
 class CellActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One cell. `stores` supervises the rendezvous store. `core` is None for the core itself, which resumes
-    at `checkpoint`."""
+    at `checkpoint`. `slot` is its place among the cells of its machine; `far`: the core is on another."""
 
     setup: CellSetup
     cell: int
@@ -66,6 +69,8 @@ class CellActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     stores: Ref
     core: Ref | None
     checkpoint: Path | None = None
+    slot: int = 0
+    far: bool = False
 
 
 class CellActor(Actor):
@@ -85,12 +90,15 @@ class CellActor(Actor):
         self._core = (
             Core(config.setup, config.queue, self._ask_ranks, self._ask_rank) if config.core is None else None
         )
+        self._far: Far | None = None
         self._micro_steps = 0
         self._status_before: tuple[float, int, float] = (time.monotonic(), 0, 0.0)
 
     async def started(self) -> None:
         life = f"cell{self._cell}/life{self.context.incarnation}"
         self._rendezvous = Rendezvous(self._config.stores, life, CHANGE_TIMEOUT_S)
+        if self._config.far and self._config.core is not None:
+            self._far = Far(SharedMemory(self._setup.shm_folder), self._config.core, self.context.ref)
         # Not here: processes of all cells start side by side, and each takes seconds to import torch.
         self.context.run(self._join(), name="join")
 
@@ -127,7 +135,9 @@ class CellActor(Actor):
         spec = ProcessSpec(
             name=f"rank-{rank}",
             actor="gyre.cell.worker:RankWorker",
-            config=WorkerConfig(setup=setup, cell=self._cell, rank=rank, core=self._core is not None),
+            config=WorkerConfig(
+                setup=setup, cell=self._cell, rank=rank, core=self._core is not None, slot=self._config.slot
+            ),
             environment=_rank_environment(setup),
             log_path=setup.log_folder / f"cell-{self._cell}-rank-{rank}.log",
             restart="temporary",
@@ -177,12 +187,19 @@ class CellActor(Actor):
         self._version = changed.version
         return changed
 
+    @handles(Retire)
+    async def retire(self, message: Retire) -> None:
+        await self._leave_training()
+
     async def _to_rollout(self) -> RoleChanged:
+        await self._leave_training()
+        return await self._change().to_rollout()
+
+    async def _leave_training(self) -> None:
         if self._loop is not None:
             await self._loop.leave()
             self._micro_steps += self._loop.micro_steps
             self._loop = None
-        return await self._change().to_rollout()
 
     async def _or_crash(self, change: Awaitable[RoleChanged]) -> RoleChanged:
         """A change that failed, or that whoever ordered it has given up, leaves the cell in no role: it ends,
@@ -214,8 +231,15 @@ class CellActor(Actor):
         name = f"g{manifest.step}-c{self._cell}-i{self.context.incarnation}-t{manifest.tokens[0]}"
         shards: list[StagedShard] = await self._ask_ranks(StageGradients(name=name))
         manifest = msgspec.structs.replace(manifest, checksums=tuple(s.checksum for s in shards))
-        stage = StageContribution(manifest=manifest, regions=tuple(shard.region for shard in shards))
-        return await self._config.core.ask(stage, timeout_s=ACCEPT_TIMEOUT_S)
+        regions = tuple(shard.region for shard in shards)
+        far = self._far
+        holder = None if far is None else far.me
+        stage = StageContribution(manifest=manifest, regions=regions, holder=holder)
+        try:
+            return await self._config.core.ask(stage, timeout_s=ACCEPT_TIMEOUT_S)
+        finally:
+            if far is not None:
+                far.free(*regions)
 
     async def commit(self, complete: StepComplete) -> int:
         raise RuntimeError(f"cell {self._cell} is no core: the queue told it to commit step {complete.step}")
@@ -241,8 +265,18 @@ class CellActor(Actor):
     async def stage_contribution(self, message: StageContribution) -> bool:
         # In a task of its own: a sender that dies meanwhile must not keep what was accepted out of the sum.
         # If it fails the core does, for the same reason.
-        stage = self._as_core().stage(message.manifest, message.regions)
+        core, holder = self._as_core(), message.holder
+        if holder is None:
+            stage = core.stage(message.manifest, message.regions)
+        else:
+            stage = core.fetch(message.manifest, message.regions, holder)
         return await asyncio.shield(self.context.run(stage, name="stage"))
+
+    @handles(ReadRegion)
+    async def read_region(self, message: ReadRegion) -> AsyncIterator[bytes]:
+        """To another machine: a snapshot of the core, or a satellite's gradients."""
+        async for chunk in read(SharedMemory(self._setup.shm_folder), message.region):
+            yield chunk
 
     @handles(Publish, concurrent=True)
     async def publish(self, message: Publish) -> int:
@@ -293,13 +327,17 @@ class CellActor(Actor):
         if self._core is not None:
             return await self._core.lease(self._cell, kind)
         assert self._config.core is not None
-        return await self._config.core.ask(GetSnapshot(cell=self._cell, kind=kind), timeout_s=LOAD_TIMEOUT_S)
+        get = GetSnapshot(cell=self._cell, kind=kind)
+        snapshot = await self._config.core.ask(get, timeout_s=LOAD_TIMEOUT_S)
+        return snapshot if self._far is None else await self._far.bring(snapshot)
 
     async def _release(self, snapshot: Snapshot) -> None:
         if self._core is not None:
             self._core.release(snapshot.lease)
         else:
             assert self._config.core is not None
+            if self._far is not None:
+                self._far.free(snapshot.region)
             await self._config.core.tell(ReleaseSnapshot(lease=snapshot.lease))
 
     def _as_core(self) -> Core:

@@ -30,10 +30,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where ranks run."""
+    """Where ranks run. With `listen` machines may join by `gyre join`, which is to hold the same
+    `token_file`; satellites wait until `nodes` have joined."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads_per_rank: int = 1
+    listen: str | None = None
+    token_file: Path | None = None
+    nodes: int = 0
 
 
 class CellsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

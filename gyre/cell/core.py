@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 import structlog
 
-from gyre.actors import Ask, Ref
+from gyre.actors import ActorError, Ask, Ref
 from gyre.cell.checkpoints import CheckpointFolder
 from gyre.cell.messages import Manifest, Snapshot, StepCommitted, StepComplete
 from gyre.cell.snapshots import SnapshotShelf
@@ -27,7 +27,7 @@ from gyre.cell.worker_messages import (
     WriteCheckpoint,
     WriteSnapshot,
 )
-from gyre.rdma import RegionHandle, SharedMemory
+from gyre.rdma import RegionError, RegionHandle, SharedMemory, fetch
 
 log = structlog.get_logger()
 
@@ -114,6 +114,18 @@ class Core:
                 return True
         finally:
             self._free(list(regions))
+
+    async def fetch(self, manifest: Manifest, regions: tuple[RegionHandle, ...], holder: Ref) -> bool:
+        """Stages a contribution that is on another machine. One that does not come counts for nothing."""
+        here: list[RegionHandle] = []
+        try:
+            for region in regions:
+                here.append(await fetch(region, holder, self._shared, region.name))
+        except (ActorError, RegionError) as error:
+            self._free(here)
+            log.warning("contribution_lost", cell=manifest.cell, step=manifest.step, reason=str(error))
+            return False
+        return await self.stage(manifest, tuple(here))
 
     async def _is_whole(self, manifest: Manifest, regions: tuple[RegionHandle, ...]) -> bool:
         checks = [CheckShard(region=r, checksum=c) for r, c in zip(regions, manifest.checksums, strict=False)]

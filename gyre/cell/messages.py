@@ -50,6 +50,10 @@ class EnterRollout(Ask[RoleChanged], frozen=True, kw_only=True):
     """To a CellActor: hand over what was computed, pull the published weights, wake the engines."""
 
 
+class Retire(Ask[None], frozen=True, kw_only=True):
+    """To a satellite that is about to be stopped: hand over what was computed, claim no more."""
+
+
 class UpdateWeights(Ask[RoleChanged], frozen=True, kw_only=True):
     """To a CellActor in rollout role: take the published weights under live calls."""
 
@@ -197,10 +201,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 class StageContribution(Ask[bool], frozen=True, kw_only=True):
     """To the core: read the shards (one region a rank), check, have the queue accept, then add.
-    Answers whether it counts; the core frees the regions either way."""
+    Answers whether it counts; the core frees the regions either way. With `holder` they are on another
+    machine: the core fetches them from that actor, and who sent this frees them."""
 
     manifest: Manifest
     regions: tuple[RegionHandle, ...]
+    holder: Ref | None = None
 
 
 class Accept(Ask[bool], frozen=True, kw_only=True):

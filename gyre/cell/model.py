@@ -14,10 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def pick_device(kind: str, cell: int, rank: int, ranks: int) -> torch.device:
-    """The device of a rank: GPUs in order of cells and ranks, round and round; else the CPU."""
+def pick_device(kind: str, slot: int, rank: int, ranks: int) -> torch.device:
+    """The device of a rank: GPUs in order of cells and ranks of the machine, round and round; else CPU."""
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
-        return torch.device("cuda", (cell * ranks + rank) % torch.cuda.device_count())
+        return torch.device("cuda", (slot * ranks + rank) % torch.cuda.device_count())
     return torch.device("cpu")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`host` is the address that ranks reach it by."""
+    """`host` is the address that it listens at."""
 
     host: str = "127.0.0.1"
 
@@ -50,8 +51,11 @@ class StoreActor(Actor):
     def _open(self) -> TCPStore:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        # Bound and held by the store itself: no port is picked before it is used.
-        return TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        # Only this machine's ranks come here, and it asks nobody for a token.
+        listening = socket.create_server((self._host, 0))
+        port = listening.getsockname()[1]
+        descriptor = listening.detach()
+        return TCPStore(self._host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
 
 
 class Rendezvous:

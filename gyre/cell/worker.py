@@ -54,7 +54,7 @@ class RankWorker(Actor):
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         setup = config.setup
-        device = pick_device(setup.cluster.device, config.cell, config.rank, setup.cells.ranks)
+        device = pick_device(setup.cluster.device, config.slot, config.rank, setup.cells.ranks)
         self._thread = ThreadPoolExecutor(1, "device", initializer=partial(use_device, device))
         self._rank = Rank(config, device, self._thread)
 

@@ -37,12 +37,13 @@ class CellSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of one cell."""
+    """One rank of one cell, which is the one numbered `slot` of its machine."""
 
     setup: CellSetup
     cell: int
     rank: int
     core: bool
+    slot: int = 0
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):

@@ -138,6 +138,7 @@ def _resolved(job: Job, folder: Path) -> Job:
     return replace(
         job,
         run_dir=job.run_dir.absolute(),
+        cluster=replace(job.cluster, token_file=job.cluster.token_file and there(job.cluster.token_file)),
         model=replace(sources(job.model), warm_start=warm_start),
         harness=harness,
         tasks=sources(job.tasks),

@@ -29,6 +29,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "model.warm_start.batch": _ONE_OR_MORE,
     "model.warm_start.lr": _ABOVE_ZERO,
     "cluster.threads_per_rank": _ONE_OR_MORE,
+    "cluster.nodes": _NOT_NEGATIVE,
     "cells.cells": _TWO_OR_MORE,
     "cells.ranks": _ONE_OR_MORE,
     "cells.capacity_executions": _ONE_OR_MORE,
@@ -92,6 +93,7 @@ def broken_rules(job: Job) -> Iterator[Broken]:
     """Everything that makes the job impossible. Reads the file system, imports nothing."""
     yield from _out_of_bounds(job)
     yield from _texts(job)
+    yield from _cluster(job)
     yield from _sources(job)
     yield from _tokens(job)
     yield from _commands(job)
@@ -161,6 +163,19 @@ def _texts(job: Job) -> Iterator[Broken]:
         yield _broken(found, "a folder, or a path that does not exist", "run_dir")
     if not job.harness.proxy.host:
         yield _broken(shown(""), "an address to listen on", "harness.proxy.host")
+
+
+def _cluster(job: Job) -> Iterator[Broken]:
+    listen = job.cluster.listen
+    if listen is None:
+        if job.cluster.nodes > 0:
+            yield _broken("missing", "with cluster.nodes, ADDRESS:PORT", "cluster.listen", "cluster.nodes")
+        return
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        yield _broken(shown(listen), "ADDRESS:PORT", "cluster.listen")
+    elif host in ("0.0.0.0", "[::]", "::", "*"):
+        yield _broken(shown(listen), "an address of this machine that the others reach", "cluster.listen")
 
 
 def _sources(job: Job) -> Iterator[Broken]:

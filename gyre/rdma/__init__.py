@@ -4,6 +4,7 @@ Weights, gradients and KV travel here, never in messages; a message carries the 
 """
 
 from gyre.rdma.base import Backend, Region, RegionError, RegionHandle
+from gyre.rdma.fetch import ReadRegion, fetch, read
 from gyre.rdma.shm import SharedMemory
 
-__all__ = ["Backend", "Region", "RegionError", "RegionHandle", "SharedMemory"]
+__all__ = ["Backend", "ReadRegion", "Region", "RegionError", "RegionHandle", "SharedMemory", "fetch", "read"]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gyre.actors.specs import Restart, Strategy
 from gyre.actors.supervision import Decision, Escalate, Forget, RestartChildren, Restarts, Supervision
@@ -63,3 +65,18 @@ def test_a_temporary_crash_must_be_known_to_someone() -> None:
 
 def test_no_restarts_allowed_means_the_first_crash_escalates() -> None:
     assert isinstance(decide(Restarts(Supervision(max_restarts=0))), Escalate)
+
+
+@given(st.lists(st.floats(0.001, 30.0), min_size=1, max_size=60), st.integers(0, 5), st.floats(0.5, 50.0))
+def test_the_window_slides(gaps: list[float], allowed: int, window_s: float) -> None:
+    """A crash escalates exactly where so many restarts lie within the window before it."""
+    restarts = Restarts(Supervision(max_restarts=allowed, window_s=window_s))
+    now, times = 0.0, []
+    for gap in gaps:
+        now += gap
+        within = [time for time in times if now - time <= window_s]
+        decision = decide(restarts, now)
+        assert isinstance(decision, Escalate) == (len(within) >= allowed)
+        if isinstance(decision, RestartChildren):
+            assert decision.delay_s == min(0.01 * 2 ** len(within), 1.0)
+            times.append(now)

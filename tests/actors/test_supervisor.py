@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -15,12 +16,15 @@ from gyre.actors import (
     Ref,
     RemoteError,
     Restarted,
+    SpawnFailed,
     Spec,
+    Supervision,
     Supervisor,
     WhereIs,
     handles,
 )
 from gyre.actors.specs import Restart, Strategy
+from gyre.actors.testing import Simulation
 from tests.actors.conftest import start
 from tests.actors.zoo import Add, Counter, Crash, Incarnation, Observe, Observed, Observer, Quit
 
@@ -206,3 +210,133 @@ async def test_waiting_for_a_child_that_never_was_is_an_error(node: Node) -> Non
     top, _ = await supervised(node, [])
     with pytest.raises(RemoteError, match="top has no child 'd'"):
         await top.ask(AwaitChild(name="d"))
+
+
+class Parent(Actor):
+    """Its children come when they are told of."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.supervision = Supervision(strategy)
+        self.restarts: asyncio.Queue[Restarted] = asyncio.Queue()
+
+    @handles(Restarted)
+    async def restarted(self, message: Restarted) -> None:
+        self.restarts.put_nowait(message)
+
+
+async def test_dynamic_children_come_after_those_that_were_there(node: Node) -> None:
+    """rest_for_one: order is that of the spawns, also of one that left and came again."""
+    log: list[str] = []
+    parent = Parent("rest_for_one")
+    await start(node, parent, "parent")
+    for name in "abc":
+        await parent.context.spawn(ChildSpec(name=name, start=lambda: Logged(log)))
+    a = parent.context.child("a")
+    assert a is not None
+    await parent.context.stop_child(a)
+    a = await parent.context.spawn(ChildSpec(name="a", start=lambda: Logged(log)))
+    log.clear()
+    c = parent.context.child("c")
+    assert c is not None
+    await c.tell(Crash())
+    assert [(await parent.restarts.get()).name for _ in range(2)] == ["c", "a"]
+    assert log == ["-c", "-a", "+c", "+a"]
+    assert (await a.target.ended).kind == "stopped"  # type: ignore[attr-defined]
+
+
+async def test_temporary_children_go_with_the_others_and_stay_away(node: Node) -> None:
+    log: list[str] = []
+    parent = Parent("one_for_all")
+    await start(node, parent, "parent")
+    refs = {}
+    for name, restart in (("a", "permanent"), ("b", "temporary"), ("c", "permanent")):
+        spec = ChildSpec(name=name, start=lambda: Logged(log), restart=restart)  # type: ignore[arg-type]
+        refs[name] = await parent.context.spawn(spec)
+    log.clear()
+    await refs["c"].tell(Crash())
+    assert [(await parent.restarts.get()).name for _ in range(2)] == ["a", "c"]
+    assert log == ["-c", "-b", "-a", "+a", "+c"]
+    assert parent.context.child("b") is None
+    again = ChildSpec(name="b", start=lambda: Logged(log), restart="temporary")
+    assert (await parent.context.spawn(again)).incarnation == 1
+
+
+async def test_a_temporary_childs_end_restarts_nobody(node: Node) -> None:
+    log: list[str] = []
+    parent = Parent("one_for_all")
+    await start(node, parent, "parent")
+    await parent.context.spawn(ChildSpec(name="a", start=lambda: Logged(log)))
+    b = await parent.context.spawn(ChildSpec(name="b", start=lambda: Logged(log), restart="temporary"))
+    observer = await start(node, Observer(), "observer")
+    await observer.tell(Observe(ref=b))
+    await observer.ask(Observed(count=0))
+    await b.tell(Crash())
+    await observer.ask(Observed(count=1))
+    c = await parent.context.spawn(ChildSpec(name="c", start=lambda: Logged(log)))
+    await c.tell(Crash())
+    assert (await parent.restarts.get()).name == "a"
+    assert log[:4] == ["+a", "+b", "-b", "+c"]
+
+
+async def test_a_child_that_is_spawned_while_the_others_restart_lives_once(node: Node) -> None:
+    log: list[str] = []
+    parent = Parent("one_for_all")
+    await start(node, parent, "parent")
+    a = await parent.context.spawn(ChildSpec(name="a", start=lambda: Logged(log)))
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    class Slow(Logged):
+        async def started(self) -> None:
+            begun.set()
+            await go.wait()
+            await super().started()
+
+    spawning = asyncio.create_task(parent.context.spawn(ChildSpec(name="slow", start=lambda: Slow(log))))
+    await begun.wait()
+    await a.tell(Crash())
+    await asyncio.wait([a.target.ended])  # type: ignore[attr-defined]
+    go.set()
+    (failed,) = await asyncio.gather(spawning, return_exceptions=True)
+    assert (await parent.restarts.get()).name == "a"
+    slow = parent.context.child("slow")
+    assert (slow is None) == isinstance(failed, SpawnFailed)
+    assert log.count("+slow") - log.count("-slow") == (slow is not None)
+
+
+class Coin(random.Random):
+    """Always the same draw."""
+
+    def __init__(self, draw: float) -> None:
+        super().__init__()
+        self._draw = draw
+
+    def random(self) -> float:
+        return self._draw
+
+
+@pytest.mark.parametrize(("draw", "factor"), [(0.0, 0.5), (0.5, 1.0), (0.999, 1.499)])
+def test_back_off_doubles_and_its_jitter_is_a_half_to_one_and_a_half(draw: float, factor: float) -> None:
+    async def scenario(sim: Simulation) -> list[float]:
+        host, waits = sim.host("root"), []
+
+        async def root() -> None:
+            node = sim.node("root", host)
+            node.rng = Coin(draw)
+            async with node:
+                parent = Parent("one_for_one")
+                parent.supervision = Supervision(max_restarts=9)
+                await start(node, parent, "parent")
+                child = await parent.context.spawn(ChildSpec(name="c", start=Counter))
+                for _ in range(9):
+                    await child.tell(Crash())
+                    await asyncio.wait([child.target.ended])  # type: ignore[attr-defined]
+                    died = sim.loop.time()
+                    child = (await parent.restarts.get()).ref
+                    waits.append(sim.loop.time() - died)
+
+        await sim.start(host, root())
+        return waits
+
+    waits = Simulation(seed=1).run(scenario)
+    expected = [min(0.01 * 2**n, 1.0) * factor for n in range(9)]
+    assert waits == pytest.approx(expected, abs=1e-3)

@@ -27,6 +27,7 @@ __all__ = [
     "Channel",
     "Listener",
     "Receiver",
+    "TcpTransport",
     "Transport",
     "TransportName",
     "TransportUnusable",

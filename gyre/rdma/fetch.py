@@ -1,0 +1,44 @@
+"""Regions of another machine: copied over the actors' own connection, in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from gyre.actors import Ref, Stream
+from gyre.rdma.base import Backend, RegionError, RegionHandle
+
+CHUNK_BYTES = 1024 * 1024
+
+
+class ReadRegion(Stream[bytes], frozen=True, kw_only=True):
+    """To an actor on the machine that has the region: its bytes, in order."""
+
+    region: RegionHandle
+
+
+async def read(backend: Backend, region: RegionHandle) -> AsyncIterator[bytes]:
+    """What a handler of ReadRegion answers. Raises RegionError."""
+    with backend.open(region) as source:
+        for at in range(0, region.nbytes, CHUNK_BYTES):
+            yield bytes(source.buffer[at : at + CHUNK_BYTES])
+
+
+async def fetch(region: RegionHandle, holder: Ref, into: Backend, name: str) -> RegionHandle:
+    """A copy here, as `name`, of a region that `holder` can read. Raises RegionError, and what a stream
+    raises; then nothing is left of the copy."""
+    with into.allocate(name, region.nbytes) as copy:
+        try:
+            at = 0
+            async with aclosing(holder.stream(ReadRegion(region=region))) as chunks:
+                async for chunk in chunks:
+                    if at + len(chunk) > region.nbytes:
+                        raise RegionError(region.name, f"more than its {region.nbytes} bytes came")
+                    copy.buffer[at : at + len(chunk)] = chunk
+                    at += len(chunk)
+            if at < region.nbytes:
+                raise RegionError(region.name, f"{at} of its {region.nbytes} bytes came")
+        except BaseException:
+            into.free(copy.handle)
+            raise
+        return copy.handle
