@@ -36,7 +36,8 @@ class Flows:
         return len(self._flows)
 
     def sent(self, actor_id: int) -> None:
-        self._of(actor_id).in_flight += 1
+        flow = self._flows.get(actor_id) or self._of(actor_id)
+        flow.in_flight += 1
 
     def taken(self, actor_id: int, count: int) -> None:
         flow = self._flows.get(actor_id)

@@ -169,7 +169,8 @@ class Link:
             await self._channel.drain()
 
     def has_room(self, actor_id: int) -> bool:
-        return self.writable and self.flows.has_room(actor_id)
+        channel = self._channel
+        return (channel is None or channel.writable) and self.flows.has_room(actor_id)
 
     async def room(self, actor_id: int) -> None:
         """Until there is room for one more message to that actor, or the link is lost."""

@@ -40,7 +40,7 @@ class Links:
         return [*self._links.values()]
 
     def to(self, ref: Ref) -> Link:
-        return self.connect(ref.node_id, ref.endpoint)
+        return self._links.get(ref.node_id) or self.connect(ref.node_id, ref.endpoint)
 
     def connect(self, node_id: str, endpoint: str) -> Link:
         """The link to a node, at once; frames wait in it until it is open."""

@@ -6,12 +6,13 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.msgpack import Decoder
 
 from gyre.actors.deadlines import Expiring
 from gyre.actors.envelope import CURRENT, deadline_of
 from gyre.actors.errors import ActorDied, AskTimeout, BadMessage, ExitReason, Failure, MailboxFull
-from gyre.actors.messages import Down, Message, answer_type, wire_name
+from gyre.actors.messages import Down, Message, wire_name
 from gyre.actors.ref import ASK_TIMEOUT_S, Ref
 from gyre.actors.streams import WINDOW_ITEMS, ItemStream, Pipe
 from gyre.actors.wire import ASK, STREAM, TELL, UNDECODABLE, Body, Demand, Tie
@@ -22,26 +23,22 @@ if TYPE_CHECKING:
     from gyre.actors.node import Node
 
 
-class PendingAsk:
-    """An ask that waits for its reply."""
+class PendingAsk(msgspec.Struct, eq=False):
+    """An ask that waits for its reply. A Struct for speed, as an Envelope is."""
 
-    __slots__ = ("_decoder", "_link", "_message", "_ref", "_timeout_s", "answer", "id", "slot")
-
-    def __init__(
-        self, link: Link, ref: Ref, id: int, message: Message, decoder: Decoder[Any], timeout_s: float, /
-    ) -> None:
-        self.id = id
-        self.answer: asyncio.Future[Any] = link.node.loop.create_future()
-        self.slot: dict[Expiring, None] | None = None
-        self._link = link
-        self._ref = ref
-        self._message = message
-        self._decoder = decoder
-        self._timeout_s = timeout_s
+    id: int
+    answer: asyncio.Future[Any]
+    _link: Link
+    _ref: Ref
+    _message: Message
+    _decoder: Decoder[Any]
+    _timeout_s: float
+    slot: dict[Expiring, None] | None = None
 
     def expire(self) -> None:
         if not self.answer.done():
             self.answer.set_exception(_timeout(self._ref, self._message, self._timeout_s))
+            self._link.pending.pop(self.id, None)
             self._link.cancel(self.id)
 
     def reply(self, body: Body) -> None:
@@ -124,28 +121,30 @@ class RemoteTarget:
         node = self._node
         loop = node.loop
         current = CURRENT.get()
-        deadline = deadline_of(current, loop.time(), timeout_s)
-        decoder = node.codec.decoder(answer_type(type(message)))
+        now = loop.time()
+        deadline = deadline_of(current, now, timeout_s)
+        decoder = node.codec.answers(type(message))
         link = node.links.to(ref)
         if not link.has_room(ref.id):
             try:
                 await self._room(link, ref, deadline)
             except TimeoutError:
                 raise _timeout(ref, message, timeout_s) from None
+            now = loop.time()
         if link.gone is not None:
             raise ActorDied(ref, link.gone)
-        pending = PendingAsk(link, ref, node.new_id(), message, decoder, timeout_s)
-        link.request(ASK, pending.id, ref, message, current, deadline - loop.time(), 0, encoded)
-        link.pending[pending.id] = pending
+        id, answer = node.new_id(), loop.create_future()
+        link.request(ASK, id, ref, message, current, deadline - now, 0, encoded)
+        pending = link.pending[id] = PendingAsk(id, answer, link, ref, message, decoder, timeout_s)
         node.deadlines.add(pending, deadline)
         try:
-            return await pending.answer
+            return await answer
         except asyncio.CancelledError:
-            link.cancel(pending.id)
+            link.pending.pop(id, None)
+            link.cancel(id)
             raise
         finally:
             node.deadlines.discard(pending)
-            link.pending.pop(pending.id, None)
 
     async def tell(self, ref: Ref, message: Message, timeout_s: float, encoded: Body | None = None) -> None:
         node = self._node
@@ -167,7 +166,7 @@ class RemoteTarget:
     async def _open(self, ref: Ref, message: Message, position: int) -> Pipe:
         node = self._node
         current = CURRENT.get()
-        decoder = node.codec.decoder(answer_type(type(message)))
+        decoder = node.codec.answers(type(message))
         link = node.links.to(ref)
         if not link.has_room(ref.id):
             try:

@@ -10,6 +10,7 @@ import msgspec
 
 from gyre.actors.envelope import Waiter
 from gyre.actors.errors import BadMessage, ExitReason, Failure
+from gyre.actors.messages import answer_type
 from gyre.actors.ref import Ref
 
 MAX_FRAME_BYTES = 64 * 2**20
@@ -168,6 +169,7 @@ class Codec:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._to_wire)
         self._frames = msgspec.msgpack.Decoder(AnyFrame)
         self._decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+        self._answers: dict[type, msgspec.msgpack.Decoder[Any]] = {}
 
     def encode(self, value: Any) -> bytes:
         """BadMessage where it holds what cannot travel."""
@@ -184,9 +186,16 @@ class Codec:
             self._decoders[type] = decoder
         return decoder
 
+    def answers(self, message: type) -> msgspec.msgpack.Decoder[Any]:
+        """Of what a message of that type is answered with."""
+        decoder = self._answers.get(message)
+        if decoder is None:
+            decoder = self._answers[message] = self.decoder(answer_type(message))
+        return decoder
+
     def decode(self, type: Any, body: Body) -> Any:
         try:
-            return self.decoder(type).decode(body)
+            return (self._decoders.get(type) or self.decoder(type)).decode(body)
         except UNDECODABLE as error:
             raise BadMessage(f"this is no {getattr(type, '__qualname__', type)}: {error}") from error
 

@@ -14,16 +14,19 @@ from gyre.actors.framing import FrameTooLong, Unframer, header
 from gyre.actors.transport.base import CLOSED, Accept, Receiver
 
 HANDSHAKE_LIMIT_BYTES = 4096
-WRITE_BUFFER_BYTES = 1024 * 1024
+# The peer begins on these while the rest of a long turn is still being made.
+JOIN_FRAMES = 32
 JOIN_UP_TO_BYTES = 256 * 1024
 DIAL_TIMEOUT_S = 30.0
 
 
 class SocketChannel(asyncio.Protocol):
-    """Frames over a stream socket. Frames sent within one turn of the loop leave in one write."""
+    """Frames over a stream socket. Those sent within one turn of the loop are joined. Where the turn before
+    had no more than one, the first leaves at once: an ask that is alone does not wait for others."""
 
     receiver: Receiver
     far = False
+    writable = True
 
     def __init__(self, receiver: Receiver | None, accept: Accept | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -33,6 +36,8 @@ class SocketChannel(asyncio.Protocol):
         self._unframer = Unframer(HANDSHAKE_LIMIT_BYTES)
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
+        self._turn = 0  # frames sent in this turn of the loop
+        self._alone = True
         self._room: asyncio.Future[None] | None = None
         self._why = ""
 
@@ -44,22 +49,22 @@ class SocketChannel(asyncio.Protocol):
     def limit_bytes(self, limit_bytes: int) -> None:
         self._unframer.limit_bytes = limit_bytes
 
-    @property
-    def writable(self) -> bool:
-        return self._room is None
-
     def send(self, payload: bytes) -> None:
         if self._transport is None:
             return
-        if not self._buffer:
-            self._loop.call_soon(self._flush)
+        self._turn += 1
+        if self._turn == 1:
+            self._loop.call_soon(self._end_turn)
+            if self._alone and len(payload) <= JOIN_UP_TO_BYTES:
+                self._transport.write(header(len(payload)) + payload)
+                return
         self._buffer += header(len(payload))
         if len(payload) > JOIN_UP_TO_BYTES:
             self._flush()
             self._transport.write(payload)
         else:
             self._buffer += payload
-            if len(self._buffer) > JOIN_UP_TO_BYTES:
+            if self._turn % JOIN_FRAMES == 0 or len(self._buffer) > JOIN_UP_TO_BYTES:
                 self._flush()
 
     async def drain(self) -> None:
@@ -75,6 +80,11 @@ class SocketChannel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _end_turn(self) -> None:
+        self._alone = self._turn == 1
+        self._turn = 0
+        self._flush()
+
     def _flush(self) -> None:
         if self._buffer and self._transport is not None:
             buffer, self._buffer = self._buffer, bytearray()
@@ -84,7 +94,7 @@ class SocketChannel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._transport.set_write_buffer_limits(high=0)  # else uvloop writes no sooner than its turn ends
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             self.far = True
@@ -105,16 +115,16 @@ class SocketChannel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._room is not None:
-            self._room.set_result(None)
-            self._room = None
+        self.resume_writing()
         truncated = "it closed within a frame" if self._unframer.truncated else CLOSED
         self.receiver.lost(self._why or (str(exc) if exc is not None else truncated))
 
     def pause_writing(self) -> None:
+        self.writable = False
         self._room = self._loop.create_future()
 
     def resume_writing(self) -> None:
+        self.writable = True
         if self._room is not None:
             self._room.set_result(None)
             self._room = None
