@@ -10,7 +10,13 @@ from gyre.actors import Actor, ChildSpec, Node, Ref
 from gyre.actors.life import Life
 from tests.actors.world import TRANSPORTS, World, simulated_loop
 
-ON_BOTH_LOOPS = ("test_links.py", "test_process.py", "test_conformance.py", "test_ucx.py")
+ON_BOTH_LOOPS = (
+    "test_links.py",
+    "test_process.py",
+    "test_conformance.py",
+    "test_sockets.py",
+    "test_ucx.py",
+)
 ON_ALL_TRANSPORTS = ("test_links.py", "test_conformance.py")
 
 
