@@ -14,7 +14,6 @@ from gyre.actors import (
     BadMessage,
     ChildSpec,
     ExitReason,
-    Node,
     Ref,
     RemoteError,
     Tell,
@@ -22,7 +21,7 @@ from gyre.actors import (
 )
 from gyre.actors.errors import MAX_CAUSES, MAX_TEXT_CHARS, Failure
 from tests.actors.conftest import start
-from tests.actors.test_links import TOKEN, Pair
+from tests.actors.pairs import Two, two_nodes
 from tests.actors.zoo import Observe, Observed, Observer
 
 SURROGATE = "no file 'caf\udce9.txt'"
@@ -72,19 +71,14 @@ class Odd(Actor):
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    async with (
-        Node(name="a", transport="memory", token=TOKEN) as a,
-        Node(name="b", transport="memory", token=TOKEN) as b,
-    ):
-        await a.listen()
-        await b.listen()
-        yield Pair(a, b)
+async def pair() -> AsyncIterator[Two]:
+    async with two_nodes("memory") as two:
+        yield two
 
 
 @pytest.mark.parametrize("which", ["surrogate", "long", "unprintable"])
 @pytest.mark.parametrize("far", [False, True])
-async def test_what_was_asked_is_told(pair: Pair, which: str, far: bool) -> None:
+async def test_what_was_asked_is_told(pair: Two, which: str, far: bool) -> None:
     ref = await start(pair.b, Odd())
     asked = pair.carry(ref) if far else ref
     for _ in range(2):  # and the actor lives on
@@ -96,7 +90,7 @@ async def test_what_was_asked_is_told(pair: Pair, which: str, far: bool) -> None
 
 @pytest.mark.parametrize("which", ["surrogate", "long", "unprintable"])
 @pytest.mark.parametrize("far", [False, True])
-async def test_who_watches_is_told(pair: Pair, which: str, far: bool) -> None:
+async def test_who_watches_is_told(pair: Two, which: str, far: bool) -> None:
     ref = await start(pair.b, Odd())
     here = await start(pair.b, Observer(), "here")
     observer = await start(pair.a, Observer(), "observer") if far else here
@@ -114,14 +108,14 @@ async def test_who_watches_is_told(pair: Pair, which: str, far: bool) -> None:
         await ref.ask(RaiseIt(which=which), timeout_s=2.0)
 
 
-async def test_an_answer_that_holds_itself_is_a_bad_message(pair: Pair) -> None:
+async def test_an_answer_that_holds_itself_is_a_bad_message(pair: Two) -> None:
     ref = pair.carry(await start(pair.b, Odd()))
     for _ in range(2):
         with pytest.raises(BadMessage, match="cannot be encoded"):
             await ref.ask(Nested(), timeout_s=2.0)
 
 
-async def test_a_start_that_fails_in_bad_words_is_known(pair: Pair) -> None:
+async def test_a_start_that_fails_in_bad_words_is_known(pair: Two) -> None:
     class NoStart(Actor):
         async def started(self) -> None:
             raise bad_error("unprintable")

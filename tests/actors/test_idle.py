@@ -6,9 +6,16 @@ import asyncio
 
 import pytest
 
-from gyre.actors import Down, ExitReason, Node
+from gyre.actors import Node, Ref
 from tests.actors.conftest import life, start
 from tests.actors.zoo import Add, Bump, Counter, Observer, Quit
+
+
+async def dead(node: Node, name: str) -> Ref:
+    """Who monitors it gets a Down at once."""
+    ref = await start(node, Counter(), name)
+    await node.stop(ref)
+    return ref
 
 
 async def dozing(node: Node, actor: Counter | Observer) -> None:
@@ -17,7 +24,7 @@ async def dozing(node: Node, actor: Counter | Observer) -> None:
     if isinstance(actor, Counter):
         await ref.tell(Bump(amount=0))
     else:
-        life(ref).deliver(Down(ref=ref, reason=ExitReason(kind="normal")))
+        life(ref).monitor(await dead(node, "first"))
     for _ in range(5):
         await asyncio.sleep(0)
     assert life(ref).resting is not None
@@ -38,9 +45,9 @@ async def test_a_tell_that_comes_as_its_actor_dozes_off_is_handled(node: Node) -
 
 
 async def test_a_down_that_comes_as_its_actor_dozes_off_is_handled(node: Node) -> None:
-    observer = Observer()
+    observer, second = Observer(), await dead(node, "second")
     await dozing(node, observer)
-    life(observer.context.ref).deliver(Down(ref=observer.context.ref, reason=ExitReason(kind="normal")))
+    life(observer.context.ref).monitor(second)
     for _ in range(5):
         await asyncio.sleep(0)
     assert len(observer.downs) == 2

@@ -16,7 +16,6 @@ from gyre.actors import (
     ActorDied,
     ChildSpec,
     Down,
-    ExitReason,
     Node,
     Ref,
     SpawnFailed,
@@ -181,12 +180,14 @@ class SlowStart(Actor):
 async def test_a_small_mailbox_full_before_the_start_is_over_blocks_nothing(node: Node, end: str) -> None:
     """Signals to start and stop went through the user's queue: a full one was a deadlock (kameo PR 84)."""
     actor = SlowStart()
+    gone = await start(node, Counter(), "gone")
     spawning = asyncio.ensure_future(start(node, actor, mailbox=1))
     await asyncio.sleep(0.01)
     ref = actor.context.ref
     writers = [asyncio.ensure_future(ref.tell(Note(), timeout_s=5.0)) for _ in range(5)]
     await asyncio.sleep(0.01)
-    life(ref).deliver(Down(ref=ref, reason=ExitReason(kind="normal")))
+    actor.context.monitor(gone)
+    await node.stop(gone)
     async with asyncio.timeout(5):
         if end == "is stopped":
             life(ref).request_stop()

@@ -6,15 +6,18 @@ import asyncio
 import subprocess
 import sys
 import threading
+from collections import Counter as Tally
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import structlog.testing
 
-from gyre.actors import Actor, Ask, AskTimeout, Node, ProcessSpec, Ref, RemoteError, handles
+from gyre.actors import Actor, Ask, AskTimeout, ChildSpec, Node, ProcessSpec, Ref, RemoteError, handles
+from gyre.actors.testing import Simulation
 from tests.actors.conftest import start
-from tests.actors.test_links import TOKEN, Pair
+from tests.actors.pairs import Two, two_nodes
+from tests.actors.test_links import carry
 from tests.actors.zoo import Add, Bump, Counter
 
 
@@ -51,11 +54,9 @@ class Forwarder(Actor):
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    async with Node(name="a", transport="unix", token=TOKEN) as a, Node(name="b", token=TOKEN) as b:
-        await a.listen()
-        await b.listen()
-        yield Pair(a, b)
+async def pair() -> AsyncIterator[Two]:
+    async with two_nodes("unix") as two:
+        yield two
 
 
 async def test_an_error_with_a_constructor_of_its_own_comes_through(node: Node) -> None:
@@ -96,7 +97,7 @@ async def test_a_cancel_in_the_turn_of_the_answer_is_kept(node: Node) -> None:
 
 
 @pytest.mark.parametrize("far", [False, True])
-async def test_ten_thousand_undelivered_messages_are_few_lines(pair: Pair, far: bool) -> None:
+async def test_ten_thousand_undelivered_messages_are_few_lines(pair: Two, far: bool) -> None:
     """ "message not delivered ... abandoned" was repeated for 30 s over the root error (torchforge#505)."""
     ref = await start(pair.b, Counter())
     await pair.b.stop(ref)
@@ -114,14 +115,37 @@ async def test_ten_thousand_undelivered_messages_are_few_lines(pair: Pair, far: 
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-async def test_of_nested_calls_that_time_out_the_innermost_is_named(pair: Pair, depth: int) -> None:
+def test_of_nested_calls_that_time_out_the_innermost_is_named(depth: int) -> None:
     """Time-outs of nested calls fired in random order, so that any of them was blamed (monarch#1858)."""
-    names = ["one", "two", "three", "four"]
-    refs = []
-    for index, name in enumerate(names):
-        ref = await start(pair.b if index % 2 else pair.a, Forwarder(), name)
-        refs.append(pair.carry(ref) if index % 2 else ref)
-    for _ in range(3):
-        with pytest.raises((AskTimeout, RemoteError)) as caught:
-            await refs[0].ask(Forward(path=tuple(refs[1 : depth + 1])), timeout_s=0.3)
-        assert f"{names[depth]}#1 did not answer" in str(caught.value)
+    blamed: Tally[str] = Tally()
+
+    async def scenario(sim: Simulation) -> None:
+        hosts = [sim.host("left"), sim.host("right")]
+        nodes = [sim.node(host.name, host) for host in hosts]
+        everywhere = [sim.loop.create_future() for _ in hosts]
+        over = asyncio.Event()
+
+        async def side(index: int) -> None:
+            async with nodes[index] as node:
+                await node.listen()
+                refs = [
+                    await node.spawn(ChildSpec(name=f"at-{at}", start=Forwarder)) for at in range(index, 4, 2)
+                ]
+                everywhere[index].set_result(refs)
+                if index:
+                    await over.wait()
+                    return
+                others = [carry(ref, nodes[1], node) for ref in await everywhere[1]]
+                path = [ref for both in zip(refs, others, strict=True) for ref in both]
+                await node.links.to(path[1]).opened.wait()  # a call that dials has less time than it thinks
+                try:
+                    await path[0].ask(Forward(path=tuple(path[1 : depth + 1])), timeout_s=0.3)
+                except (AskTimeout, RemoteError) as error:
+                    blamed[str(error).partition("#1 did not answer")[0].rpartition(" ")[2]] += 1
+                over.set()
+
+        await asyncio.wait([sim.start(host, side(index)) for index, host in enumerate(hosts)])
+
+    for seed in range(30):
+        Simulation(seed).run(scenario)
+    assert blamed == {f"at-{depth}": 30}

@@ -13,7 +13,7 @@ import pytest
 from gyre.actors import Actor, MailboxFull, Node, Ref, Tell, handles
 from gyre.actors.flow import CREDIT
 from tests.actors.conftest import life, start
-from tests.actors.test_links import TOKEN, Pair, carry
+from tests.actors.pairs import Two, two_nodes
 from tests.actors.zoo import Add, Count, Counter, Observe, Observed, Observer
 
 # 100000 as in the complaint: GYRE_CALLERS=100000 pytest tests/actors/complaints
@@ -94,18 +94,13 @@ class Player(Actor):
 
 
 @pytest.fixture(params=["unix", "tcp"])
-async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
-    async with (
-        Node(name="a", transport=request.param, token=TOKEN) as a,
-        Node(name="b", transport=request.param, token=TOKEN) as b,
-    ):
-        await a.listen()
-        await b.listen()
-        yield Pair(a, b)
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Two]:
+    async with two_nodes(request.param) as two:
+        yield two
 
 
 @pytest.mark.parametrize("far", [False, True])
-async def test_a_producer_that_outruns_its_consumer_fills_no_memory(pair: Pair, far: bool) -> None:
+async def test_a_producer_that_outruns_its_consumer_fills_no_memory(pair: Two, far: bool) -> None:
     """Calls queued without bound until the machine was out of memory (ray#18703, protoactor-dotnet#2109)."""
     consumer = Consumer()
     ref = await start(pair.b, consumer)
@@ -143,7 +138,6 @@ def kept(node: Node) -> dict[str, int]:
         "flows": sum(len(link.flows) for link in links),
         "taken": sum(len(link._taken) for link in links),
         "watched": sum(len(link._watched) for link in links),
-        "monitored": sum(len(life._monitored or ()) for life in node.lives.values()),
         "watchers": sum(len(life.watchers._tell or ()) for life in node.lives.values()),
         "awake": len(node.idle._awake),
         "links": len(links),
@@ -151,7 +145,7 @@ def kept(node: Node) -> dict[str, int]:
 
 
 @pytest.mark.timeout(60 + CALLERS // 50)
-async def test_callers_that_come_and_go_leave_nothing_behind(pair: Pair) -> None:
+async def test_callers_that_come_and_go_leave_nothing_behind(pair: Two) -> None:
     """A queue for each caller was never freed (ray#38928)."""
     to = pair.carry(await start(pair.b, Counter()))
     here, there = await start(pair.a, Observer(), "here"), await start(pair.b, Observer(), "there")
@@ -179,7 +173,7 @@ def live_objects() -> int:
     return len(gc.get_objects())
 
 
-async def test_hundreds_of_actors_share_one_connection(pair: Pair) -> None:
+async def test_hundreds_of_actors_share_one_connection(pair: Two) -> None:
     """ "too many clients" above a hundred actors, each pair with a connection of its own (xoscar#63)."""
     refs = [pair.carry(await start(pair.b, Counter(), f"b{index}")) for index in range(300)]
     await refs[0].ask(Add(amount=1))
@@ -195,14 +189,14 @@ async def test_hundreds_of_actors_share_one_connection(pair: Pair) -> None:
     assert len(pair.a.links.all()) == len(pair.b.links.all()) == 1
 
 
-async def test_peers_that_flood_each_other_and_read_no_answers_go_on(pair: Pair) -> None:
+async def test_peers_that_flood_each_other_and_read_no_answers_go_on(pair: Two) -> None:
     """500 messages whose answers nobody read wedged both ends for good (thespian, measured)."""
     one, two = Player(), Player()
     a, b = await start(pair.a, one, "one", mailbox=64), await start(pair.b, two, "two", mailbox=64)
     count = CREDIT + 400
     async with asyncio.timeout(45):
         await a.tell(Flood(to=pair.carry(b), count=count))
-        await b.tell(Flood(to=carry(a, pair.a, pair.b), count=count))
+        await b.tell(Flood(to=pair.carry_back(a), count=count))
         await one.sent.wait()
         await two.sent.wait()
         # And both still do what they are asked to.
