@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +287,17 @@ class CellActor(Actor):
         return str(await self._as_core().save_checkpoint())
 
     # --- looking in ---------------------------------------------------------------------------------
+
+    def summary(self) -> Mapping[str, Any]:
+        running = self._loop.micro_steps if self._loop is not None else 0
+        return {
+            "cell": self._cell,
+            "core": self._core is not None,
+            "role": self._role,
+            "changing": self._changing,
+            "version": self._version,
+            "micro_steps": self._micro_steps + running,
+        }
 
     @handles(GetStatus, concurrent=True)
     async def status(self, message: GetStatus) -> CellStatus:

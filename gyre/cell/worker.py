@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -65,6 +65,19 @@ class RankWorker(Actor):
         await self._rank.engine_close()
         await self._on_device(self._rank.group.drop)
         self._thread.shutdown(wait=False)
+
+    def summary(self) -> Mapping[str, Any]:
+        status = self._rank.status()
+        engine = status.engine
+        return {
+            "calls_running": engine.running,
+            "calls_waiting": engine.waiting,
+            "kv_blocks_used": engine.kv_blocks_used,
+            "kv_blocks_total": engine.kv_blocks_total,
+            "generated_tokens": engine.generated_tokens,
+            "trained_tokens": status.trained_tokens,
+            "busy_s": round(engine.busy_s + status.train_busy_s, 3),
+        }
 
     # --- calls ----------------------------------------------------------------------------------
 

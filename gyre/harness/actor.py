@@ -6,9 +6,10 @@ import asyncio
 import secrets
 import subprocess
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -86,6 +87,9 @@ class HarnessActor(Actor):
         await asyncio.gather(*(self.context.stop_child(ref) for ref in self._running))
         if self._guardian is not None:
             await asyncio.to_thread(self._guardian.communicate)
+
+    def summary(self) -> Mapping[str, Any]:
+        return {"running": len(self._running), "waiting": len(self._waiting)}
 
     @handles(Dispatch)
     async def dispatch(self, message: Dispatch) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -66,6 +68,11 @@ class ExecutionActor(Actor):
         self._around = around
         self._folder = around.folder / spec.execution
         self._began_s = 0.0
+
+    def summary(self) -> Mapping[str, Any]:
+        spec = self._spec
+        since_s = time.monotonic() - self._began_s if self._began_s else 0.0
+        return {"task": spec.task, "attempt": spec.attempt, "split": spec.split, "for_s": round(since_s, 1)}
 
     @handles(Begin)
     async def begin(self, _: Begin) -> None:

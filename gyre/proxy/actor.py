@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -72,6 +74,11 @@ class ProxyActor(Actor):
     async def stopping(self) -> None:
         if self._server is not None:
             await self._server.stop()
+
+    def summary(self) -> Mapping[str, Any]:
+        if self._server is None:
+            return {}
+        return {"base_url": self._base_url, **msgspec.structs.asdict(self._desk.totals())}
 
     @handles(OpenExecution)
     async def open_execution(self, message: OpenExecution) -> ExecutionAccess:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import structlog
@@ -298,6 +300,20 @@ class WaterlevelActor(Actor):
     @handles(WaitFinished, concurrent=True)
     async def wait_finished(self, message: WaitFinished) -> None:
         await self._over.wait()
+
+    def summary(self) -> Mapping[str, Any]:
+        counters = self._counters
+        return {
+            "step": counters.step,
+            "steps": counters.steps,
+            "published": counters.published,
+            "dispatched": counters.dispatched,
+            "finished": counters.finished,
+            "ready_micro_steps": counters.ready_micro_steps,
+            "role_changes": self._role_changes,
+            "cells": " ".join(f"{cell.cell}:{cell.phase}" for cell in self._cells.states()),
+            "draining": self._draining,
+        }
 
     @handles(GetSchedule, concurrent=True)
     async def schedule(self, message: GetSchedule) -> ScheduleStatus:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import structlog
@@ -52,6 +54,9 @@ class TrajectoryActor(Actor):
             self._book, complete = load(reader, self._config.first_step, self._config.groups_per_step)
         for group in complete:
             self.context.run(self._finish(group), name=f"finish {group.id}")
+
+    def summary(self) -> Mapping[str, Any]:
+        return self._book.counts()
 
     @handles(ExecutionOpened, concurrent=True)
     async def opened(self, message: ExecutionOpened) -> None:

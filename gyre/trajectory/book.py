@@ -148,6 +148,17 @@ class Book:
         """This group's number is used."""
         self._seen.add(group)
 
+    def counts(self) -> dict[str, int]:
+        """What is under way and what was, in numbers."""
+        return {
+            "executions_open": len(self._open),
+            "groups_incomplete": sum(not group.complete for group in self._groups.values()),
+            "executions_ended": self._ended,
+            "executions_dropped": self._dropped,
+            "calls": self._sums.calls,
+            "retries": self._sums.retries,
+        }
+
     def totals(self) -> Totals:
         by_step: dict[int, list[float]] = {}
         evals = []

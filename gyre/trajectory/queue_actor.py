@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 import structlog
 
 from gyre.actors import Actor, Ask, Ref, Tell, Timer, handles
@@ -50,6 +53,14 @@ class MicroStepQueue(Actor):
         self._keys = itertools.count()
         self._wake: Timer | None = None
         self._told: QueueState | None = None
+
+    def summary(self) -> Mapping[str, Any]:
+        return {
+            **msgspec.structs.asdict(self._core.state()),
+            "claims_waiting": len(self._answers),
+            "steps_committed": self._core.totals.steps,
+            "satellite_micro_steps": self._core.totals.satellite_micro_steps,
+        }
 
     @handles(AddGroup)
     async def add_group(self, message: AddGroup) -> None:

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.run.jobs import SMALL, cpu_s, processes, running
+from tests.run.jobs import ROOT, SMALL, cpu_s, processes, running
 
 IDLE_S = 5.0
 
 
 class Waited(NamedTuple):
-    """What was seen of a job whose harnesses only sleep, and of its end by one Ctrl-C. `policy` is a copy
-    of the checkpoint that it left."""
+    """What was seen of a job whose harnesses only sleep, by `gyre inspect` too, and of its end by one
+    Ctrl-C. `policy` is a copy of the checkpoint that it left."""
 
     run_dir: Path
     policy: Path
     idle_cpu_s: dict[int, float]
+    report: dict[str, Any]
+    trace: list[dict[str, Any]]
     exit_code: int
     stop_s: float
     summary: dict[str, Any]
+
+
+def inspect(run_dir: Path, *arguments: str) -> list[dict[str, Any]]:
+    """What `gyre inspect` says of a running job, line by line."""
+    command = [sys.executable, "-c", "from gyre.cli import app; app()", "inspect", "--run", str(run_dir)]
+    said = subprocess.run([*command, "--json", *arguments], capture_output=True, text=True, cwd=ROOT)
+    assert said.returncode == 0, said.stderr
+    return [json.loads(line) for line in said.stdout.splitlines()]
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +56,8 @@ def waited(tmp_path_factory: pytest.TempPathFactory) -> Waited:
         before = cpu_s(pids)
         time.sleep(IDLE_S)
         after = cpu_s(pids)
+        (report,) = inspect(run_dir, "--over", "0.5")
+        trace = inspect(run_dir, "--trace", "3")
         began = time.monotonic()
         job.interrupt()
         exit_code = job.exit()
@@ -54,6 +69,8 @@ def waited(tmp_path_factory: pytest.TempPathFactory) -> Waited:
         run_dir=run_dir,
         policy=policy,
         idle_cpu_s={pid: after[pid] - before[pid] for pid in pids},
+        report=report,
+        trace=trace,
         exit_code=exit_code,
         stop_s=stop_s,
         summary=summary,
