@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -57,10 +58,17 @@ def find_contact(run: Path | None, runs: Path = Path("runs")) -> tuple[Path, Con
 def _newest(runs: Path) -> Path:
     if not runs.is_dir():
         raise CannotInspect(f"there is no folder {runs} here: name the job's folder with --run", BAD_ARGUMENT)
-    living = [*runs.glob(f"*/{CONTACT}")]
-    if not living:
+    found = sorted(runs.glob(f"*/{CONTACT}"), key=lambda path: path.lstat().st_mtime_ns)
+    if not found:
         raise CannotInspect(f"no job of {runs} runs: name another's folder with --run", NO_JOB)
-    return max(living, key=lambda path: path.lstat().st_mtime_ns)
+    return next((path for path in reversed(found) if _may_live(path)), found[-1])
+
+
+def _may_live(path: Path) -> bool:
+    try:
+        return not read_contact(path).is_gone
+    except ContactError:
+        return False
 
 
 class Looker:
@@ -119,16 +127,20 @@ class Looker:
     def _why(self, error: ActorError) -> CannotInspect:
         if isinstance(error, NoSuchActor):
             return CannotInspect(str(error), BAD_ARGUMENT)
-        pid, path = self._contact.pid, self._path
+        job, pid = self._path.parent, self._contact.pid
         if isinstance(error, AskTimeout):
             problem = f"the job (process {pid}) has not answered within {self._timeout_s:g} s"
-            return CannotInspect(f"{path.parent}: {problem}", UNANSWERED)
-        if isinstance(error, ActorDied):
-            if not Path(f"/proc/{pid}").exists():
-                problem = f"the job is dead: process {pid} is gone, {path.name} is what it left behind"
-                return CannotInspect(f"{path.parent}: {problem}", NO_JOB)
-            return CannotInspect(f"{path.parent}: the job cannot be reached: {error.reason.brief}", UNUSABLE)
-        return CannotInspect(f"{path.parent}: {error}", UNUSABLE)
+            return CannotInspect(f"{job}: {problem}", UNANSWERED)
+        if self._contact.is_gone:
+            problem = f"the job is dead: process {pid} is gone, {self._path.name} is what it left behind"
+            return CannotInspect(f"{job}: {problem}", NO_JOB)
+        why = error.reason.brief if isinstance(error, ActorDied) else str(error)
+        where = f" from here, it runs on {self._contact.host}" if self._elsewhere else ""
+        return CannotInspect(f"{job}: the job cannot be reached{where}: {why}", UNUSABLE)
+
+    @property
+    def _elsewhere(self) -> bool:
+        return self._contact.host != socket.gethostname()
 
 
 async def show_report(

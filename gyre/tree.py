@@ -134,7 +134,10 @@ class JobTree:
         stack.enter_context(_own_folder(self._sockets, "actors", "proxy"))
         await stack.enter_async_context(self._node)
         await self._listen()
-        await stack.enter_async_context(offered(self._node, job.run_dir / CONTACT))
+        try:
+            await stack.enter_async_context(offered(self._node, job.run_dir / CONTACT))
+        except OSError as error:
+            log.warning("cannot_be_inspected", reason=str(error))
         if self._resume:
             await journal.write(RewindSteps(step=first_step))
         self._waterlevel = await self._spawn(

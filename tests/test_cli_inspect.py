@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -149,6 +150,23 @@ async def test_the_file_of_a_job_that_was_killed(tmp_path: Path) -> None:
     assert f"the job is dead: process {int(dead.stdout)} is gone" in err
 
 
+async def test_of_all_jobs_the_newest_that_lives_is_the_default(run_dir: Path) -> None:
+    runs = run_dir.parent
+    for name, content in (("dead", contact(pid=2**22 + 1)), ("damaged", contact(version=9))):
+        (runs / name).mkdir()
+        write_contact(runs / name / CONTACT, content)
+    code, out, _ = await gyre("--over", "0", "--json", cwd=runs.parent)
+    assert code == 0
+    assert json.loads(out)["node"]["name"] == "root"
+
+
+async def test_the_job_of_another_machine(tmp_path: Path) -> None:
+    write_contact(tmp_path / CONTACT, contact(host="far-away", endpoint=f"unix:{tmp_path}/gone"))
+    code, _, err = await gyre("--run", tmp_path)
+    assert code == 4
+    assert "the job cannot be reached from here, it runs on far-away" in err
+
+
 async def test_a_wrong_token_is_refused(run_dir: Path) -> None:
     known = read_contact(run_dir / CONTACT)
     write_contact(run_dir / "wrong.json", msgspec.structs.replace(known, token=b"x" * 32))
@@ -173,7 +191,15 @@ async def test_a_job_that_does_not_answer(run_dir: Path) -> None:
 
 
 def contact(**changes: Any) -> Contact:
-    base = Contact(version=VERSION, name="root", pid=1, node_id="ab" * 8, endpoint="unix:/x", token=b"t" * 32)
+    base = Contact(
+        version=VERSION,
+        name="root",
+        host=socket.gethostname(),
+        pid=1,
+        node_id="ab" * 8,
+        endpoint="unix:/x",
+        token=b"t" * 32,
+    )
     return msgspec.structs.replace(base, **changes)
 
 
@@ -195,6 +221,13 @@ def test_what_a_killed_job_left_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / CONTACT).write_text("old")
     write_contact(tmp_path / CONTACT, contact())
     assert read_contact(tmp_path / CONTACT) == contact()
+    assert [path.name for path in tmp_path.iterdir()] == [CONTACT]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / CONTACT).mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_contact(tmp_path / CONTACT, contact())
     assert [path.name for path in tmp_path.iterdir()] == [CONTACT]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,16 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     name: str
+    host: str
     pid: int
     node_id: str
     endpoint: str
     token: bytes
+
+    @property
+    def is_gone(self) -> bool:
+        """It is known that its process has ended."""
+        return self.host == socket.gethostname() and not Path(f"/proc/{self.pid}").exists()
 
 
 class ContactError(Exception):
@@ -48,6 +55,7 @@ async def offered(node: Node, path: Path) -> AsyncIterator[Contact]:
     contact = Contact(
         version=VERSION,
         name=node.name,
+        host=socket.gethostname(),
         pid=os.getpid(),
         node_id=node.id,
         endpoint=await node.listen(),
@@ -62,7 +70,8 @@ async def offered(node: Node, path: Path) -> AsyncIterator[Contact]:
 
 def remove_contact(path: Path) -> None:
     """The node can be found no more."""
-    path.unlink(missing_ok=True)
+    with suppress(OSError):  # its folder is gone, or no file system takes anything any more
+        path.unlink()
 
 
 def write_contact(path: Path, contact: Contact) -> None:
@@ -71,9 +80,13 @@ def write_contact(path: Path, contact: Contact) -> None:
     written.unlink(missing_ok=True)
     # Nobody can have opened it before its mode was what it is.
     descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(contact))
-    os.replace(written, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(contact))
+        os.replace(written, path)
+    except OSError:
+        remove_contact(written)
+        raise
 
 
 def read_contact(path: Path) -> Contact:
