@@ -19,7 +19,8 @@ class Effort:
         return max(least, int(full * self.share))
 
 
-FULL = Effort(rounds=12, share=1.0)
+# Short and many: on a busy machine some of them run undisturbed.
+FULL = Effort(rounds=30, share=1.0)
 QUICK = Effort(rounds=1, share=0.02)
 
 

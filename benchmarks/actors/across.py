@@ -54,7 +54,7 @@ async def _latency(report: Report, effort: Effort, tcp: Ref, unix: Ref, bare: Ba
     best = {name: inf for name, _, _ in peers}
     for _ in range(effort.rounds):
         for name, asked, make in peers:
-            best[name] = min(best[name], await p50_s(asked, effort.count(500), make))
+            best[name] = min(best[name], await p50_s(asked, effort.count(300), make))
     for name, p50 in best.items():
         report.figure(f"across.{name}.ask_p50_us", p50 * 1e6)
     report.at_most("across.tcp.ask_p50_to_bare_ratio", best["gyre.tcp"] / best["bare.tcp"], P50_RATIO)
@@ -63,15 +63,15 @@ async def _latency(report: Report, effort: Effort, tcp: Ref, unix: Ref, bare: Ba
 async def _throughput(
     report: Report, effort: Effort, tcp: Ref, unix: Ref, bare: BareClient, xoscar: Xoscar
 ) -> None:
-    flights = effort.count(6400)
+    flights = effort.count(3200)
     segments = [
         Segment("gyre.tcp.in_flight", flights, lambda count: in_flight(tcp, count)),
         Segment("bare.tcp.in_flight", flights, lambda count: in_flight(bare, count, Step)),
         Segment("gyre.unix.in_flight", flights, lambda count: in_flight(unix, count)),
         Segment("gyre.tcp.tell", flights, lambda count: tells(tcp, count)),
-        *xoscar.segment("across.sequential", effort.count(200)),
-        *xoscar.segment("across.in_flight", effort.count(1280)),
-        *xoscar.segment("across.tell", effort.count(640)),
+        *xoscar.segment("across.sequential", effort.count(100)),
+        *xoscar.segment("across.in_flight", effort.count(640)),
+        *xoscar.segment("across.tell", effort.count(400)),
     ]
     per_s = await rates(segments, effort.rounds)
     for name, rate in per_s.items():

@@ -41,7 +41,7 @@ async def inside(report: Report, effort: Effort, xoscar: Xoscar) -> None:
 
 
 def _asks(effort: Effort, gyre: Ref, bare: BareActor) -> list[Segment]:
-    asks, flights, told = effort.count(4000), effort.count(12800), effort.count(40000)
+    asks, flights, told = effort.count(2000), effort.count(6400), effort.count(20000)
     return [
         Segment("gyre.sequential", asks, lambda count: sequential(gyre, count)),
         Segment("bare.sequential", asks, lambda count: sequential(bare, count, Step)),
@@ -89,7 +89,7 @@ def _cancelled(actors: list[BareActor]) -> Iterator[list[asyncio.Task[None]]]:
 
 
 def _of_xoscar(effort: Effort, xoscar: Xoscar) -> list[Segment]:
-    counts = {"sequential": 500, "in_flight": 1280, "tell": 1000, "spawn": 200}
+    counts = {"sequential": 400, "in_flight": 640, "tell": 400, "spawn": 100}
     return [
         segment
         for name, count in counts.items()

@@ -104,7 +104,11 @@ class Life(LocalTarget):
 
     def put(self, envelope: Envelope) -> None:
         if envelope.handler.exclusive or not self._ready:
-            self.mailbox.put(envelope)
+            queue = self.mailbox.queue
+            if queue is None:
+                self.mailbox.put(envelope)
+            else:
+                queue.append(envelope)
             if self._rest is not None or self._main is None:
                 self._wake()
         else:

@@ -23,8 +23,8 @@ class Mailbox:
 
     def full(self) -> bool:
         """Concurrent handlers that run (`running`) count as if they still waited."""
-        waiting = 0 if self.queue is None else len(self.queue)
-        return waiting + self.running >= self.capacity
+        queue = self.queue
+        return (self.running if queue is None else len(queue) + self.running) >= self.capacity
 
     def put(self, envelope: Envelope) -> None:
         """Appends, bound or not: a writer that must keep the bound waits for room first."""
