@@ -91,12 +91,19 @@ class Life(LocalTarget):
         up: asyncio.Future[None] = self._loop.create_future()
         self._main = self._loop.create_task(self._begin(up), name=self.ref.name, context=self._context)
         self.node.idle.watch(self)
+        parent = CURRENT.get()
+        chain: Chain = () if parent is None else parent.chain_from_here()
+        if chain:
+            self.node.waits.add(chain[-1].message_id, self)
         try:
             await up
         except asyncio.CancelledError:
             self.kill()
             await asyncio.wait([self.ended], timeout=KILL_WAIT_S)
             raise
+        finally:
+            if chain:
+                self.node.waits.discard(chain[-1].message_id, self)
 
     def begin(self) -> None:
         """It takes messages."""

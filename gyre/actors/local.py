@@ -71,7 +71,7 @@ class LocalTarget:
         loop = self._loop
         current = CURRENT.get()
         chain: Chain = ()
-        cause = 0
+        cause = waiter = 0
         if current is None:
             deadline = loop.time() + timeout_s
         else:
@@ -80,22 +80,29 @@ class LocalTarget:
             chain = current.chain_from_here()
             if chain and handler.exclusive:
                 self.check_cycle(chain)
-        if self.exit is None and self.mailbox.full():
-            await self._wait_for_room(deadline, AskTimeout(ref.label, type(message).__name__, timeout_s))
-        if self.exit is not None:
-            raise ActorDied(ref, self.exit)
-        answer = loop.create_future()
-        node = self.node
-        envelope = Envelope(message, handler, self, node.new_id(), cause, answer, chain, deadline, timeout_s)
-        node.deadlines.add(envelope, deadline)
-        self.put(envelope)
+                waiter = chain[-1].message_id
+                self.node.waits.add(waiter, self)
         try:
-            return await answer
-        except asyncio.CancelledError:
-            envelope.cancel()
-            raise
+            if self.exit is None and self.mailbox.full():
+                otherwise = AskTimeout(ref.label, type(message).__name__, timeout_s)
+                await self._wait_for_room(deadline, otherwise)
+            if self.exit is not None:
+                raise ActorDied(ref, self.exit)
+            answer = loop.create_future()
+            id = self.node.new_id()
+            envelope = Envelope(message, handler, self, id, cause, answer, chain, deadline, timeout_s)
+            self.node.deadlines.add(envelope, deadline)
+            self.put(envelope)
+            try:
+                return await answer
+            except asyncio.CancelledError:
+                envelope.cancel()
+                raise
+            finally:
+                self.node.deadlines.discard(envelope)
         finally:
-            node.deadlines.discard(envelope)
+            if waiter:
+                self.node.waits.discard(waiter, self)
 
     async def tell(self, ref: Ref, message: Message, timeout_s: float) -> None:
         handler = self._handlers.get(type(message)) or self._unhandled(message)
@@ -202,13 +209,14 @@ class LocalTarget:
             self.put_system(Envelope(message, handler, self, self.node.new_id(), 0))
 
     def check_cycle(self, chain: Chain) -> None:
-        """Raises WouldDeadlock when the message at hand is one of those that wait."""
-        current = self._current
-        if current is None:
-            return
-        for at, waiter in enumerate(chain):
-            if waiter.message_id == current.id and waiter.node_id == self.node.id:
-                raise WouldDeadlock([*(link.label for link in chain[at:]), self.ref.label])
+        """Raises WouldDeadlock when the message at hand is one of those that wait, or waits for them."""
+        if self._current is not None and (cycle := self.node.waits.cycle(chain, self)) is not None:
+            raise WouldDeadlock(cycle)
+
+    @property
+    def current(self) -> Envelope | None:
+        """The message that its exclusive handler is at."""
+        return self._current
 
     async def _wait_for_room(self, deadline: float, otherwise: Exception) -> None:
         try:

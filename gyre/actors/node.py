@@ -47,6 +47,7 @@ from gyre.actors.transport import (
     make_transport,
     usable_transport,
 )
+from gyre.actors.waits import Waits
 from gyre.actors.wire import Codec
 
 EXITS_KEPT = 1024
@@ -98,6 +99,7 @@ class Node:
         self.links = Links(self)
         self.neighbours = Neighbours(self)
         self.probes = Probes(self)
+        self.waits = Waits()
         self._listener: Listener | None = None
         self._listening = asyncio.Lock()
         self._exits: dict[int, ExitReason] = {}
