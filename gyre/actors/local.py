@@ -79,9 +79,13 @@ class LocalTarget:
             cause = current.id
             chain = current.chain_from_here()
             if chain and handler.exclusive:
-                self.check_cycle(chain)
+                if self._current is not None:
+                    self.check_cycle(chain)
                 waiter = chain[-1].message_id
-                self.node.waits.add(waiter, self)
+                if waiter in (waiting := self.node.waits.first):
+                    self.node.waits.add(waiter, self)
+                else:
+                    waiting[waiter] = self
         try:
             if self.exit is None and self.mailbox.full():
                 otherwise = AskTimeout(ref.label, type(message).__name__, timeout_s)
@@ -210,7 +214,7 @@ class LocalTarget:
 
     def check_cycle(self, chain: Chain) -> None:
         """Raises WouldDeadlock when the message at hand is one of those that wait, or waits for them."""
-        if self._current is not None and (cycle := self.node.waits.cycle(chain, self)) is not None:
+        if (cycle := self.node.waits.cycle(chain, self)) is not None:
             raise WouldDeadlock(cycle)
 
     @property
