@@ -51,7 +51,8 @@ class Bonds:
         self._unwatch(ref)
 
     def over(self, down: Down) -> bool:
-        """Ends this life where it was linked with that one; whether it is to be told."""
+        """Ends this life where it was linked with that one; whether it is to be told:
+        of the end of one that it is only linked with it is not."""
         ref, reason = down.ref, down.reason
         monitored = ref in self._monitored
         linked = ref in self._linked
@@ -60,7 +61,7 @@ class Bonds:
         if linked and reason.abnormal:
             message = f"{ref.label}, which it is linked with, died: {reason}"
             self._life.crash(ExitReason(kind="error", message=message, cause=reason))
-        return monitored
+        return monitored or not linked
 
     def close(self) -> None:
         """This life is over."""

@@ -206,7 +206,7 @@ class LocalTarget:
 
     def deliver(self, message: Tell) -> None:
         """A message of the runtime's own; ignored by an actor that does not handle it."""
-        if isinstance(message, Down) and (self._bonds is None or not self._bonds.over(message)):
+        if isinstance(message, Down) and self._bonds is not None and not self._bonds.over(message):
             return
         handler = self._handlers.get(type(message))
         if handler is not None and self.exit is None:
