@@ -55,6 +55,7 @@ class Core:
         self._room = asyncio.Event()
         self._adding = asyncio.Lock()
         self._committed_by_cell: dict[int, int] = {}
+        self._added: list[Manifest] = []
         self._shared = SharedMemory(setup.shm_folder)
         self._checkpoints = CheckpointFolder(setup.checkpoint_folder, setup.checkpoint.keep)
 
@@ -106,6 +107,8 @@ class Core:
         regions. Must not be cut short: what the queue has accepted has to be in the sum."""
         try:
             async with self._adding:
+                if manifest in self._added:  # it came twice
+                    return True
                 if not await self._is_whole(manifest, regions) or not await accept(self._queue, manifest):
                     return False
                 for rank, region in enumerate(regions):
@@ -155,6 +158,7 @@ class Core:
                 micro_steps_by_cell=self._committed_by_cell,
             )
             self._committed_by_cell = {}
+            self._added = []
         await self._queue.tell(committed)
         return version
 
@@ -184,6 +188,7 @@ class Core:
                 self.release(snapshot.lease)
 
     def _count(self, manifest: Manifest) -> None:
+        self._added.append(manifest)
         done = self._committed_by_cell.get(manifest.cell, 0)
         self._committed_by_cell[manifest.cell] = done + len(manifest.micro_steps)
 

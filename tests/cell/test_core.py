@@ -214,6 +214,15 @@ async def test_regions_of_a_contribution_are_freed_either_way(house: House, core
     assert house.regions() == {"w0"}
 
 
+async def test_a_contribution_that_comes_twice_is_added_once(house: House, core: Core) -> None:
+    assert await core.stage(manifest(1), house.shards(1))
+    assert await core.stage(manifest(1), house.shards(1))
+    assert house.ranks.names.count("AddShard@0") == 1
+    assert house.accepted == [1]
+    await house.commit(0)
+    assert not [name for name in house.regions() if name.startswith("g-c")]
+
+
 async def test_contributions_are_added_one_after_another(house: House, core: Core) -> None:
     reached, gate = house.ranks.gate(AddShard)
     first = asyncio.create_task(core.stage(manifest(1), house.shards(1)))
