@@ -5,6 +5,7 @@ Knows nothing of ML and is useful alone: subclass Actor, declare handlers, spawn
 
 from gyre.actors.actor import Actor, Context
 from gyre.actors.background import Timer
+from gyre.actors.blob import Blob
 from gyre.actors.broadcasting import ask_all, broadcast
 from gyre.actors.errors import (
     ActorDied,
@@ -42,6 +43,7 @@ __all__ = [
     "AskTimeout",
     "AwaitChild",
     "BadMessage",
+    "Blob",
     "ChildSpec",
     "Context",
     "Down",

@@ -22,7 +22,7 @@ async def broadcast(refs: Iterable[Ref], message: Tell, timeout_s: float = ASK_T
     copies = _Copies(message, refs)
     full = []
     for ref in copies.refs:
-        if ref.target.has_room(ref):
+        if ref.target.has_room(ref) and not copies.laden:
             await copies.tell(ref, timeout_s)
         else:
             full.append(ref)
@@ -46,15 +46,17 @@ async def ask_all(
 
 
 class _Copies:
-    """A message, encoded once for all that are elsewhere."""
+    """A message, encoded once for all that are elsewhere; one with blobs (`laden`) for each of them, and it
+    takes its time to leave."""
 
     def __init__(self, message: Message, refs: Iterable[Ref]) -> None:
         self.refs = [*refs]
         self._message = message
         targets = {ref.target for ref in self.refs}
-        self._encoded: dict[RemoteTarget, Body] = {
+        self._encoded: dict[RemoteTarget, Body | None] = {
             target: target.encode(message) for target in targets if isinstance(target, RemoteTarget)
         }
+        self.laden = None in self._encoded.values()
 
     async def tell(self, ref: Ref, timeout_s: float) -> None:
         target = ref.target

@@ -24,12 +24,14 @@ class Peer(NamedTuple):
 
 
 class Hello(msgspec.Struct, array_like=True, tag="hello"):
-    """First words of both."""
+    """First words of both. `session`: of a bulk connection, the nonce with which the dialler opened the one
+    for control that it belongs to."""
 
     protocol: str
     peer: Peer
     nonce: bytes
     proof: bytes = b""
+    session: bytes = b""
 
 
 class Proof(msgspec.Struct, array_like=True, tag="proof"):
@@ -73,21 +75,26 @@ def _read(payload: memoryview, expected: type[msgspec.Struct]) -> msgspec.Struct
 
 def _proof(token: bytes, side: str, mine: Hello, theirs: Hello) -> bytes:
     # Both hellos are under the mac, so neither names nor endpoints can be changed on the way.
-    claims = _encode([side, mine.peer, mine.nonce, theirs.peer, theirs.nonce])
+    claims = _encode([side, mine.peer, mine.nonce, mine.session, theirs.peer, theirs.nonce, theirs.session])
     return hmac.digest(token, claims, hashlib.sha256)
 
 
 class _Side:
-    def __init__(self, token: bytes, me: Peer, nonce: bytes) -> None:
+    def __init__(self, token: bytes, me: Peer, nonce: bytes, session: bytes = b"") -> None:
         """`nonce`: NONCE_BYTES at random."""
         self._token = token
-        self._mine = Hello(PROTOCOL, me, nonce)
+        self._mine = Hello(PROTOCOL, me, nonce, session=session)
         self._theirs: Hello | None = None
 
     @property
     def peer(self) -> Peer:
         assert self._theirs is not None
         return self._theirs.peer
+
+    @property
+    def theirs(self) -> Hello:
+        assert self._theirs is not None
+        return self._theirs
 
     def _meet(self, theirs: Hello) -> None:
         if theirs.protocol != PROTOCOL:

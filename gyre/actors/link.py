@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from gyre.actors.bulk import Freight
 from gyre.actors.envelope import Chain, Envelope
 from gyre.actors.errors import BadMessage, ExitReason, Failure, LinkLost
 from gyre.actors.flow import TAKEN_AT_ONCE, Flows
@@ -14,12 +15,16 @@ from gyre.actors.ref import Ref
 from gyre.actors.remote import PendingAsk, PendingStream
 from gyre.actors.serving import RemoteAnswer, serve
 from gyre.actors.transport import Channel
+from gyre.actors.transport.sockets import SocketChannel
+from gyre.actors.transport.ucx import UcxChannel
 from gyre.actors.wire import (
     MAX_FRAME_BYTES,
     TELL,
+    Back,
     Beat,
     Body,
     Booted,
+    Bulk,
     Cancel,
     Demand,
     End,
@@ -28,11 +33,17 @@ from gyre.actors.wire import (
     Frame,
     Gone,
     Item,
+    Laden,
+    Loaded,
     Reply,
     Request,
+    Share,
+    Shared,
     Shutdown,
     Taken,
     Tie,
+    Unshare,
+    Want,
     Watch,
 )
 
@@ -69,6 +80,11 @@ class Link:
         self.flows = Flows()
         self._taken: dict[int, int] = {}
         self._watched: dict[int, tuple[Ref, dict[int, LocalTarget]]] = {}
+        # The dialler's nonce: a bulk connection names by it the link that it belongs to.
+        self.session = b""
+        self.freight = Freight(self)
+        self._held = self.freight.incoming.lanes
+        self.unshipped = self.freight.outgoing.unshipped
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -78,6 +94,7 @@ class Link:
         self.peer_name = peer_name
         channel.limit_bytes = MAX_FRAME_BYTES
         channel.receiver = self
+        self.freight.shared.possible = self.shares
         for payload in self._outbox:
             channel.send(payload)
         self._outbox.clear()
@@ -87,14 +104,26 @@ class Link:
     def is_open(self) -> bool:
         return self._channel is not None
 
+    @property
+    def between_processes(self) -> bool:
+        return isinstance(self._channel, SocketChannel | UcxChannel)
+
+    @property
+    def shares(self) -> bool:
+        """Whether its blobs may go through shared memory, should the peer be on this host."""
+        return self.between_processes and self.node.shared_memory
+
     def send(self, frame: Frame) -> None:
         """BadMessage where it cannot be encoded or is too long; nothing where the link is lost."""
         if self.gone is not None:
             return
         frame.seq = self._sent + 1
-        payload = self.node.codec.encode(frame)
+        codec = self.node.codec
+        payload = codec.encode(frame)
+        if codec.outgoing:
+            payload = self.freight.pack(frame, payload, codec.take_blobs())
         if len(payload) > MAX_FRAME_BYTES:
-            raise BadMessage(f"{len(payload)} bytes in one message, {MAX_FRAME_BYTES} allowed: use a region")
+            raise BadMessage(f"{len(payload)} bytes in one message, {MAX_FRAME_BYTES} allowed: use a Blob")
         self._sent += 1
         if self._channel is not None:
             self._channel.send(payload)
@@ -126,6 +155,8 @@ class Link:
         self.flows.sent(ref.id)
 
     def cancel(self, id: int) -> None:
+        """Nobody waits here any more for what was requested as `id`."""
+        self.freight.drop(id)
         self.send(Cancel(0, id))
 
     def fail(self, id: int, failure: Failure) -> None:
@@ -218,7 +249,18 @@ class Link:
         self._received += 1
         if frame.seq != self._received:
             raise LinkLost(f"frame {frame.seq} where {self._received} belongs: lost, repeated or replayed")
+        if self._held and self.freight.incoming.hold(frame):
+            return
         _ON[type(frame)](self, frame)
+
+    def dispatch(self, frame: Frame) -> object:
+        """Handles a frame that had to wait."""
+        return _ON[type(frame)](self, frame)
+
+    def loaded(self, frame: Item, taken: Callable[[], None]) -> bool:
+        """Whether the item waits to be taken by its consumer; `taken` is called then."""
+        pending = self.pending.get(frame.id)
+        return isinstance(pending, PendingStream) and pending.loaded(frame.position, taken)
 
     def _on_reply(self, frame: Reply) -> None:
         pending = self.pending.pop(frame.id, None)
@@ -241,9 +283,34 @@ class Link:
             pending.end()
 
     def _on_cancel(self, frame: Cancel) -> None:
+        self.freight.drop(frame.id)
         answer = self.incoming.pop(frame.id, None)
-        if answer is not None and answer.envelope is not None:
-            answer.envelope.cancel()
+        if answer is not None:
+            answer.cancel()
+
+    def _on_laden(self, frame: Laden) -> None:
+        self.freight.incoming.laden(frame)
+
+    def _on_want(self, frame: Want) -> None:
+        self.freight.outgoing.want(frame.first, frame.count)
+
+    def _on_loaded(self, frame: Loaded) -> None:
+        self.freight.incoming.loaded(frame)
+
+    def _on_share(self, frame: Share) -> None:
+        self.send(Shared(0, frame.id, self.freight.incoming.share(frame)))
+
+    def _on_shared(self, frame: Shared) -> None:
+        self.freight.shared.opened(frame.id, frame.ok)
+
+    def _on_back(self, frame: Back) -> None:
+        self.freight.shared.back(frame.id)
+
+    def _on_unshare(self, frame: Unshare) -> None:
+        self.freight.incoming.unshare(frame.id)
+
+    def _on_bulk(self, frame: Bulk) -> None:
+        self.freight.on_bulk()
 
     def _on_taken(self, frame: Taken) -> None:
         self.flows.taken(frame.to, frame.count)
@@ -307,16 +374,16 @@ class Link:
             waiting.fail(Failure(reason=reason))
         incoming, self.incoming = self.incoming, {}
         for answer in incoming.values():
-            if answer.envelope is not None:
-                answer.envelope.cancel()
+            answer.cancel()
         self.flows.close()
+        self.freight.close()
         for life in self.node.lives.values():
             life.watchers.discard(self)
         for actor_id in [*self._watched]:
             self._tell_watchers(actor_id, reason)
 
 
-_ON: dict[type[Frame], Callable[[Link, Any], None]] = {
+_ON: dict[type[Frame], Callable[[Link, Any], object]] = {
     Request: serve,
     Reply: Link._on_reply,
     Failed: Link._on_failed,
@@ -332,4 +399,12 @@ _ON: dict[type[Frame], Callable[[Link, Any], None]] = {
     Shutdown: Link._on_process,
     Beat: Link._on_beat,
     Tie: Link._on_tie,
+    Laden: Link._on_laden,
+    Want: Link._on_want,
+    Loaded: Link._on_loaded,
+    Share: Link._on_share,
+    Shared: Link._on_shared,
+    Back: Link._on_back,
+    Unshare: Link._on_unshare,
+    Bulk: Link._on_bulk,
 }

@@ -167,7 +167,8 @@ class Links:
                     await link.opened.wait()
 
     async def _greet(self, link: Link) -> None:
-        handshake = DiallerHandshake(self._node.token, self._node.peer, self._node.nonce())
+        link.session = self._node.nonce()
+        handshake = DiallerHandshake(self._node.token, self._node.peer, link.session)
         dialling = _Dialling(self, link, handshake, self._node.loop.create_future())
         channel = await self._node.dial(link.endpoint, dialling)
         dialling.channel = channel
@@ -180,7 +181,7 @@ class Links:
 
     # --- accepting ------------------------------------------------------------------------------
 
-    def greeted(self, channel: Channel, peer: Peer) -> bool:
+    def greeted(self, channel: Channel, peer: Peer, session: bytes) -> bool:
         """Whether the connection of an authenticated peer becomes the link to it."""
         link = self._links.get(peer.node_id)
         if link is not None and link.dialled and self._node.id < peer.node_id:
@@ -192,9 +193,25 @@ class Links:
         if link is None:
             link = self._links[peer.node_id] = Link(self._node, peer.node_id, peer.endpoint, dialled=False)
         link.dialled = False
+        link.session = session
         channel.send(verdict("welcome"))
         self.opened(link, channel, peer.name)
         return True
+
+    def greeted_bulk(self, channel: Channel, peer: Peer, session: bytes) -> None:
+        """The connection of an authenticated peer carries the blobs of the link to it. HandshakeFailed where
+        there is no such link."""
+        link = self._links.get(peer.node_id)
+        if (
+            link is None
+            or not link.is_open
+            or link.dialled
+            or link.session != session
+            or link.freight.attached
+        ):
+            raise HandshakeFailed("it belongs to no connection here")
+        channel.send(verdict("welcome"))
+        link.freight.attach(channel)
 
     def greeting_over(self, channel: Channel, why: str = "") -> None:
         self._greeting.pop(channel, None)
@@ -268,6 +285,9 @@ class _Greeting:
                 self._met = True
                 return
             self._handshake.on_proof(payload)
+            theirs = self._handshake.theirs
+            if theirs.session:
+                self._links.greeted_bulk(self._channel, theirs.peer, theirs.session)
         except Crossed:
             self._links.greeting_over(self._channel)
             raise
@@ -276,7 +296,7 @@ class _Greeting:
             raise
         self._timer.cancel()
         self._links.greeting_over(self._channel)
-        if not self._links.greeted(self._channel, self._handshake.peer):
+        if not theirs.session and not self._links.greeted(self._channel, theirs.peer, theirs.nonce):
             self._channel.send(verdict("crossed"))
             self._channel.close()
 

@@ -64,8 +64,9 @@ class Node:
     folder `where`, by default a new one, or on TCP or UCX at the address `where`, by default 127.0.0.1; where
     UCX cannot be used, on TCP, and a line says why. Peers must hold the same `token`. Of a peer on another
     machine nothing is heard when the machine dies: it counts as gone after four times `heartbeat_s` of
-    silence. All that is random comes from `rng`, time from the loop, and durations that
-    people look at from `clock`, by default the machine's.
+    silence. Blobs to and from peers of this host go through shared memory, unless `shared_memory` is false.
+    All that is random comes from `rng`, time from the loop, and durations that people look at from `clock`,
+    by default the machine's.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Node:
         token: bytes | None = None,
         node_id: str | None = None,
         heartbeat_s: float = 5.0,
+        shared_memory: bool = True,
         rng: random.Random | None = None,
         carrier: Callable[[Node, ProcessSpec], Carrier] = OsProcess,
         supervision: Supervision | None = None,
@@ -86,6 +88,7 @@ class Node:
         self.clock = clock
         self.carrier = carrier
         self.heartbeat_s = heartbeat_s
+        self.shared_memory = shared_memory
         self.rng = rng or random.SystemRandom()
         self.id = node_id or self.new_node_id()
         self.token = token or self.rng.randbytes(32)
@@ -300,7 +303,7 @@ class Node:
             name=spec.name,
             incarnation=incarnation,
             actor=spec.actor,
-            config=self.codec.encode(spec.config),
+            config=self.codec.encode_whole(spec.config),
             mailbox=spec.mailbox,
             shutdown_s=spec.shutdown_s,
             node_id=node_id,

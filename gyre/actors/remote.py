@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,18 @@ class PendingAsk(msgspec.Struct, eq=False):
 class PendingStream:
     """A stream that is being consumed; gives the producer credit by the half window."""
 
-    __slots__ = ("_decoder", "_link", "_message", "_ref", "_taken", "id", "pipe", "position")
+    __slots__ = (
+        "_decoder",
+        "_link",
+        "_loads",
+        "_message",
+        "_ref",
+        "_taken",
+        "_taken_position",
+        "id",
+        "pipe",
+        "position",
+    )
 
     def __init__(
         self, link: Link, ref: Ref, id: int, message: Message, decoder: Decoder[Any], position: int
@@ -72,6 +84,8 @@ class PendingStream:
         self._message = message
         self._decoder = decoder
         self._taken = 0
+        self._taken_position = 0
+        self._loads: dict[int, Callable[[], None]] = {}
 
     def item(self, position: int, body: Body) -> None:
         if position != self.position:
@@ -83,15 +97,30 @@ class PendingStream:
             self.pipe.fail(_bad_answer(self._ref, self._message, error))
             self._cancel()
 
+    def loaded(self, position: int, taken: Callable[[], None]) -> bool:
+        """Whether that item waits; `taken` is called when it does no more."""
+        if self.pipe.ended:
+            return False
+        self._loads[position] = taken
+        return True
+
     def end(self) -> None:
-        self._link.pending.pop(self.id, None)
+        self._unlink()
         self.pipe.end()
 
     def fail(self, failure: Failure) -> None:
-        self._link.pending.pop(self.id, None)
+        self._unlink()
         self.pipe.fail(failure.error(self._ref))
 
+    def _unlink(self) -> None:
+        self._link.pending.pop(self.id, None)
+        self._link.freight.incoming.forget_stream(self.id)
+
     def _on_taken(self) -> None:
+        taken = self._loads.pop(self._taken_position, None)
+        self._taken_position += 1
+        if taken is not None:
+            taken()
         self._taken += 1
         if self._taken >= WINDOW_ITEMS // 2 and not self.pipe.ended:
             self._link.send(Demand(0, self.id, self._taken))
@@ -110,9 +139,12 @@ class RemoteTarget:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def encode(self, message: Message) -> Body:
-        """For all who are sent it: `encoded` below. BadMessage."""
-        return Body(self._node.codec.encode(message))
+    def encode(self, message: Message) -> Body | None:
+        """For all who are sent it: `encoded` below. None where it has blobs: each link has its own numbers for
+        them. BadMessage."""
+        codec = self._node.codec
+        body = codec.encode(message)
+        return None if codec.take_blobs() else Body(body)
 
     def has_room(self, ref: Ref) -> bool:
         return self._node.links.to(ref).has_room(ref.id)
@@ -158,7 +190,10 @@ class RemoteTarget:
         if link.gone is not None:
             node.dead_letter(ref, wire_name(type(message)), link.gone)
             return
-        link.request(TELL, node.new_id(), ref, message, current, None, 0, encoded)
+        id = node.new_id()
+        link.request(TELL, id, ref, message, current, None, 0, encoded)
+        if link.unshipped:
+            await self._left(link, ref, id, deadline_of(current, node.loop.time(), timeout_s), timeout_s)
 
     def stream(self, ref: Ref, message: Message, position: int) -> ItemStream[Any]:
         return ItemStream(partial(self._open, ref, message, position), position)
@@ -200,6 +235,19 @@ class RemoteTarget:
         link = self._node.links.get(ref.node_id)
         if link is not None:
             link.send(Tie(0, ref.id, other.id, other.ref.name, other.ref.incarnation, False))
+
+    async def _left(self, link: Link, ref: Ref, id: int, deadline: float, timeout_s: float) -> None:
+        """Until the blobs of a message have left, so that a writer is no faster than its reader; where they
+        do not, it is withdrawn."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await link.freight.outgoing.left(id)
+        except TimeoutError:
+            link.cancel(id)
+            raise MailboxFull(ref.label, timeout_s) from None
+        except asyncio.CancelledError:
+            link.cancel(id)
+            raise
 
     async def _room(self, link: Link, ref: Ref, deadline: float) -> None:
         async with asyncio.timeout_at(deadline):

@@ -83,7 +83,7 @@ class RemoteProcess:
             name=spec.name,
             incarnation=self.ref.incarnation,
             actor=spec.actor,
-            config=self.node.codec.encode(spec.config),
+            config=self.node.codec.encode_whole(spec.config),
             environment={**spec.environment},
             log_path=spec.log_path,
             shutdown_s=spec.shutdown_s,

@@ -46,10 +46,23 @@ class RemoteAnswer:
             self._link.send(Reply(0, self.id, result))
         except BadMessage as error:
             self._link.send(Failed(0, self.id, Failure.of(error)))
-        self._link.incoming.pop(self.id, None)
+        self._over()
 
     def set_exception(self, error: BaseException) -> None:
         self._link.fail(self.id, failure_of(error))
+        self.envelope = None
+
+    def _over(self) -> bool:
+        """Whether it was not over before. The two hold each other: memory of a message goes with its answer,
+        not when garbage is next collected."""
+        self.envelope = None
+        return self._link.incoming.pop(self.id, None) is not None
+
+    def cancel(self) -> None:
+        """Its asker is gone."""
+        envelope, self.envelope = self.envelope, None
+        if envelope is not None:
+            envelope.cancel()
 
     def credit(self, items: int) -> None:
         """Only a stream's consumer gives credit."""
@@ -74,8 +87,11 @@ class RemoteSink(RemoteAnswer):
             await self._link.drain()
         self._credit -= 1
         body: Body = item
-        self._link.send(Item(0, self.id, self._position, body))
+        link = self._link
+        link.send(Item(0, self.id, self._position, body))
         self._position += 1
+        if link.unshipped:
+            await link.freight.outgoing.left(self.id)
 
     def credit(self, items: int) -> None:
         self._credit += items
@@ -83,15 +99,15 @@ class RemoteSink(RemoteAnswer):
             self._waiter.set_result(None)
 
     def end(self) -> None:
-        if self._link.incoming.pop(self.id, None) is not None:
+        if self._over():
             self._link.send(End(0, self.id))
 
     def fail(self, error: BaseException) -> None:
         self.set_exception(error)
 
 
-def serve(link: Link, frame: Request) -> None:
-    """Puts a peer's message into its mailbox, or says why not."""
+def serve(link: Link, frame: Request) -> Envelope | None:
+    """Puts a peer's message into its mailbox, or says why not; what it put there."""
     answer = None
     if frame.kind == ASK:
         answer = link.incoming[frame.id] = RemoteAnswer(link, frame.id)
@@ -105,7 +121,7 @@ def serve(link: Link, frame: Request) -> None:
         link.fail(frame.id, Failure(reason=reason))
         if frame.kind == TELL:
             node.dead_letters.add(f"actor {frame.to}", frame.type, str(reason))
-        return
+        return None
     try:
         envelope = _envelope(link, frame, life, answer)
     except (BadMessage, UnhandledMessage, WouldDeadlock) as error:
@@ -114,10 +130,11 @@ def serve(link: Link, frame: Request) -> None:
             node.dead_letters.add(life.ref.label, frame.type, str(error))
         else:
             link.fail(frame.id, Failure.of(error))
-        return
+        return None
     if answer is not None:
         answer.envelope = envelope
     life.put(envelope)
+    return envelope
 
 
 def _envelope(link: Link, frame: Request, life: Life, answer: RemoteAnswer | None) -> Envelope:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from gyre.actors.blob import Blob
 from gyre.actors.envelope import Waiter
 from gyre.actors.errors import BadMessage, ExitReason, Failure
 from gyre.actors.messages import answer_type
@@ -16,6 +17,11 @@ from gyre.actors.ref import Ref
 MAX_FRAME_BYTES = 64 * 2**20
 
 Position = Annotated[int, msgspec.Meta(ge=0)]
+
+# Blobs of one message, all together; so much of them travels in its frame.
+MAX_BLOBS = 1024
+MAX_BLOBS_BYTES = 2**30
+INLINE_BYTES = 64 * 1024
 
 # Kinds of request.
 TELL, ASK, STREAM = 0, 1, 2
@@ -138,6 +144,67 @@ class Tie(Frame, tag=15):
     on: bool
 
 
+class Parcel(NamedTuple):
+    """A blob of a message. Its bytes where they are few; else it has the next number of those that follow."""
+
+    nbytes: int
+    data: bytes
+
+
+class Laden(Frame, tag=32):
+    """A Request, Reply or Item with blobs: `frame`, encoded, names them by their place in `parcels`."""
+
+    parcels: tuple[Parcel, ...]
+    frame: msgspec.Raw
+
+
+class Want(Frame, tag=33):
+    """There is room for `count` blobs from number `first` on: send them."""
+
+    first: int
+    count: int
+
+
+class Loaded(Frame, tag=34):
+    """The blob lies at the start of that shared segment, the receiver's until it is given Back."""
+
+    blob: int
+    segment: int
+
+
+class Share(Frame, tag=35):
+    """A new segment, for the receiver to open as `/proc/PID/fd/FD`."""
+
+    id: int
+    pid: int
+    fd: int
+    name: str
+    nbytes: int
+
+
+class Shared(Frame, tag=36):
+    """Whether the segment could be opened."""
+
+    id: int
+    ok: bool
+
+
+class Back(Frame, tag=37):
+    """Nobody uses the segment here any more."""
+
+    id: int
+
+
+class Unshare(Frame, tag=38):
+    """The segment will not be used again."""
+
+    id: int
+
+
+class Bulk(Frame, tag=39):
+    """From who dialled the link: the bulk connection stands. To it: dial that connection."""
+
+
 AnyFrame = (
     Request
     | Reply
@@ -154,11 +221,21 @@ AnyFrame = (
     | Shutdown
     | Beat
     | Tie
+    | Laden
+    | Want
+    | Loaded
+    | Share
+    | Shared
+    | Back
+    | Unshare
+    | Bulk
 )
 
 
 class Codec:
-    """Values to msgpack and back, Refs and Paths included. `bind` makes the Ref that works here."""
+    """Values to msgpack and back, Refs, Paths and Blobs included. `bind` makes the Ref that works here. A
+    Blob is encoded as its place in `outgoing`, to which it is added, and decoded as what is there in
+    `incoming`: whoever sends and receives frames sees to both."""
 
     def __init__(
         self, node_id: str, endpoint: Callable[[], str], bind: Callable[[str, str, int, str, int], Ref]
@@ -170,13 +247,28 @@ class Codec:
         self._frames = msgspec.msgpack.Decoder(AnyFrame)
         self._decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
         self._answers: dict[type, msgspec.msgpack.Decoder[Any]] = {}
+        self.outgoing: list[Blob] = []
+        self.incoming: Sequence[Blob] = ()
 
     def encode(self, value: Any) -> bytes:
         """BadMessage where it holds what cannot travel."""
         try:
             return self._encoder.encode(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            self.outgoing = []
             raise BadMessage(f"{type(value).__qualname__} cannot be encoded: {error}") from error
+
+    def encode_whole(self, value: Any) -> bytes:
+        """The same of what has no frame: BadMessage where it holds a Blob too."""
+        data = self.encode(value)
+        if self.take_blobs():
+            raise BadMessage(f"a Blob cannot travel in a {type(value).__qualname__}")
+        return data
+
+    def take_blobs(self) -> list[Blob]:
+        """Those of what was encoded last."""
+        blobs, self.outgoing = self.outgoing, []
+        return blobs
 
     def decoder(self, type: Any) -> msgspec.msgpack.Decoder[Any]:
         """Kept per type; TypeError where msgspec cannot decode such a type."""
@@ -210,6 +302,9 @@ class Codec:
         if isinstance(value, Ref):
             endpoint = self._endpoint() if value.node_id == self._node_id else value.endpoint
             return (value.node_id, endpoint, value.id, value.name, value.incarnation)
+        if isinstance(value, Blob):
+            self.outgoing.append(value)
+            return len(self.outgoing) - 1
         if isinstance(value, Path):
             return str(value)
         raise TypeError(f"a {type(value).__qualname__} cannot travel in a message")
@@ -221,6 +316,10 @@ class Codec:
             except (TypeError, ValueError):
                 raise ValueError("not a Ref") from None
             return self._bind(str(node_id), str(endpoint), int(id), str(name), int(incarnation))
+        if type is Blob:
+            if not isinstance(value, int) or not 0 <= value < len(self.incoming):
+                raise ValueError("a Blob that did not come")
+            return self.incoming[value]
         if issubclass(type, Path):
             return type(value)
         raise TypeError(f"a {type.__qualname__} cannot travel in a message")

@@ -11,13 +11,14 @@ from gyre.actors.life import Life
 from tests.actors.world import TRANSPORTS, World, simulated_loop
 
 ON_BOTH_LOOPS = (
+    "test_blobs.py",
     "test_links.py",
     "test_process.py",
     "test_conformance.py",
     "test_sockets.py",
     "test_ucx.py",
 )
-ON_ALL_TRANSPORTS = ("test_links.py", "test_conformance.py")
+ON_ALL_TRANSPORTS = ("test_blobs.py", "test_links.py", "test_conformance.py")
 
 
 @pytest.hookimpl(optionalhook=True)

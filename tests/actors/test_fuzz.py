@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 
+import msgspec
 import pytest
 
 from gyre.actors import BadMessage, ExitReason, LinkLost, Node
 from gyre.actors.errors import Failure
 from gyre.actors.link import Link
 from gyre.actors.wire import (
+    Back,
     Booted,
+    Bulk,
     Cancel,
+    Codec,
     Demand,
     End,
     Ended,
@@ -20,10 +25,17 @@ from gyre.actors.wire import (
     Frame,
     Gone,
     Item,
+    Laden,
+    Loaded,
+    Parcel,
     Reply,
     Request,
+    Share,
+    Shared,
     Shutdown,
     Taken,
+    Unshare,
+    Want,
     Watch,
 )
 from tests.actors.conftest import life, start
@@ -50,6 +62,22 @@ def frames(actor_id: int) -> list[Frame]:
         Booted(1, 5, "unix:/x", None),
         Ended(1, reason),
         Shutdown(1),
+        *blob_frames(name, actor_id, body),
+    ]
+
+
+def blob_frames(name: str, actor_id: int, body: object) -> list[Frame]:
+    inner = Codec("x", str, None).encode(Request(1, 1, 7, actor_id, 0, 0, 1.0, 0, 0, (), name, body))  # type: ignore[arg-type]
+    return [
+        Laden(1, (Parcel(3, b"abc"), Parcel(10**6, b""), Parcel(0, b"")), msgspec.Raw(inner)),
+        Laden(1, (), msgspec.Raw(inner)),
+        Want(1, 1, 3),
+        Loaded(1, 1, 1),
+        Share(1, 1, os.getpid(), 0, "gyre-x", 10**6),
+        Shared(1, 1, True),
+        Back(1, 1),
+        Unshare(1, 1),
+        Bulk(1),
     ]
 
 

@@ -155,7 +155,7 @@ async def test_bad_messages_and_answers_are_named(pair: Pair) -> None:
 
 async def test_a_message_over_the_bound_is_refused_by_the_sender(pair: Pair) -> None:
     ref = pair.carry(await start(pair.b, Shop()))
-    with pytest.raises(BadMessage, match="use a region"):
+    with pytest.raises(BadMessage, match="use a Blob"):
         await ref.ask(Pet(which="dog", data=bytes(65 * 2**20)))
     assert await ref.ask(Pet(which="")) is None
 

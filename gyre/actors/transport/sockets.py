@@ -80,6 +80,14 @@ class SocketChannel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def detach(self) -> asyncio.Transport:
+        """The transport, for another protocol; what was sent before leaves before. LinkLost."""
+        self._flush()
+        transport, self._transport = self._transport, None
+        if transport is None:
+            raise LinkLost(CLOSED)
+        return transport
+
     def _end_turn(self) -> None:
         self._alone = self._turn == 1
         self._turn = 0
