@@ -140,8 +140,8 @@ class RemoteTarget:
         self._node = node
 
     def encode(self, message: Message) -> Body | None:
-        """For all who are sent it: `encoded` below. None where it has blobs: each link has its own numbers for
-        them. BadMessage."""
+        """For all who are sent it: `encoded` below. None where it has blobs: each link has its own numbers
+        for them. BadMessage."""
         codec = self._node.codec
         body = codec.encode(message)
         return None if codec.take_blobs() else Body(body)
