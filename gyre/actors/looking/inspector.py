@@ -151,7 +151,7 @@ class Inspector:
             writers=len(mailbox.writers or ()),
             capacity=mailbox.capacity,
             tasks=life.tasks,
-            handling=handling(life, probe),
+            handling=handling(life, self._node.probes),
             last_error=None
             if last is None
             else FailureReport(

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gyre.actors.envelope import CURRENT, Envelope
 from gyre.actors.errors import error_name
-from gyre.actors.handlers import Handler
+from gyre.actors.handlers import Handler, HandlerTable
 from gyre.actors.log import log
 from gyre.actors.looking.histogram import Histogram
 from gyre.actors.looking.reports import HandlerReport, HandlingReport, Traced
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 COUNT_FOR_S = 300.0
 LONGEST_ERROR = 500
 
+OK, CANCELLED = "ok", "cancelled"
+
 Sink = Callable[[Traced], None]
 
 
@@ -38,19 +40,20 @@ class _Row:
 
 
 class Probe:
-    """What one life's handlers did since it was attached. It replaces the life's table by one whose methods
-    report to it, and puts the old one back: a message on its way meanwhile keeps the method it came with."""
+    """What one life's handlers did, and which are under way since when."""
 
-    def __init__(self, probes: Probes, life: Life) -> None:
-        self._probes = probes
-        self._life = life
-        self._plain = life.table
+    __slots__ = ("_rows", "under_way")
+
+    def __init__(self) -> None:
         self._rows: dict[str, _Row] = {}
-        self._under_way: dict[int, float] = {}
-        life.use(life.table.mapped(self._observed))
+        self.under_way: dict[int, float] = {}
 
-    def detach(self) -> None:
-        self._life.use(self._plain)
+    def add(self, message: str, spent_s: float, failed: bool) -> None:
+        row = self._rows.get(message)
+        if row is None:
+            row = self._rows[message] = _Row()
+        row.spent.add(spent_s)
+        row.failed += failed
 
     def rows(self) -> tuple[HandlerReport, ...]:
         return tuple(
@@ -64,56 +67,22 @@ class Probe:
             for message, row in sorted(self._rows.items())
         )
 
-    def since(self, envelope: Envelope) -> float | None:
-        """For how long it has been handled."""
-        began = self._under_way.get(envelope.id)
-        return None if began is None else self._probes.clock() - began
 
-    def _observed(self, handler: Handler) -> Handler:
-        method, name = handler.method, wire_name(handler.message)
-
-        async def answer(actor: Any, message: Any) -> Any:
-            with self._watched(name):
-                return await method(actor, message)
-
-        async def stream(actor: Any, message: Any) -> Any:
-            with self._watched(name):
-                async with aclosing(method(actor, message)) as items:
-                    async for item in items:
-                        yield item
-
-        return replace(handler, method=stream if handler.streams else answer)
-
-    @contextmanager
-    def _watched(self, name: str) -> Iterator[None]:
-        envelope = CURRENT.get()
-        assert envelope is not None
-        clock = self._probes.clock
-        began = self._under_way[envelope.id] = clock()
-        outcome = "ok"
-        try:
-            yield
-        except BaseException as error:
-            outcome = _outcome(error)
-            raise
-        finally:
-            spent_s = clock() - began
-            del self._under_way[envelope.id]
-            row = self._rows.setdefault(name, _Row())
-            row.spent.add(spent_s)
-            row.failed += outcome not in ("ok", "cancelled")
-            self._probes.handled(self._life, envelope, name, began, spent_s, outcome)
+_Begun = tuple[Envelope, Probe, float]
 
 
 class Probes:
-    """Those of a node, one to each life while there is somebody to know: `count` was asked for lately, or a
-    trace is on. Else none, and a message passes no line of this."""
+    """Those of a node, while there is somebody to know: `count` was asked for lately, or a trace is on. Then
+    each life has a table of handlers whose methods report here, and later its own again: a message that is
+    on its way meanwhile keeps the method it came with, and at other times none passes a line of this."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self.clock = node.clock or time.monotonic
         self._epoch_s = 0.0 if node.clock is not None else time.time() - time.monotonic()
-        self._attached: dict[int, Probe] = {}
+        self._probes: dict[int, Probe] = {}
+        self._observed: dict[HandlerTable, HandlerTable] = {}
+        self._plain: dict[HandlerTable, HandlerTable] = {}
         self._sinks: dict[object, Sink] = {}
         self._followers: dict[object, Callable[[Running], None]] = {}
         self._counting_since: float | None = None
@@ -128,7 +97,7 @@ class Probes:
         return 0.0 if self._counting_since is None else self.clock() - self._counting_since
 
     def of(self, life: Life) -> Probe | None:
-        return self._attached.get(life.id)
+        return self._probes.get(life.id)
 
     def count(self, for_s: float = COUNT_FOR_S) -> None:
         """Counts from now on, and until nobody has asked for so long."""
@@ -137,7 +106,7 @@ class Probes:
         self._until = self._node.loop.call_later(for_s, self._count_no_more)
         if self._counting_since is None:
             self._counting_since = self.clock()
-            self._detach_all()  # what a trace has counted before is of another time
+            self._probes.clear()  # what a trace has counted before is of another time
             self._attach_all()
 
     @contextmanager
@@ -166,26 +135,68 @@ class Probes:
 
     def life_began(self, life: Life) -> None:
         if self.on:
-            self._attached[life.id] = Probe(self, life)
+            self._attach(life)
 
     def process_began(self, process: Running) -> None:
         for follow in [*self._followers.values()]:
             follow(process)
 
     def life_ended(self, life: Life) -> None:
-        self._attached.pop(life.id, None)
+        self._probes.pop(life.id, None)
 
     def close(self) -> None:
         if self._until is not None:
             self._until.cancel()
 
-    # --- from the probes --------------------------------------------------------------------------
+    # --- around a handler -------------------------------------------------------------------------
 
-    def handled(
-        self, life: Life, envelope: Envelope, message: str, began: float, spent_s: float, outcome: str
-    ) -> None:
-        if not self._sinks:
-            return
+    def _observe(self, handler: Handler) -> Handler:
+        method, name = handler.method, wire_name(handler.message)
+
+        async def answer(actor: Any, message: Any) -> Any:
+            begun = self._begin()
+            try:
+                result = await method(actor, message)
+            except BaseException as error:
+                self._end(begun, name, _outcome(error))
+                raise
+            self._end(begun, name, OK)
+            return result
+
+        async def stream(actor: Any, message: Any) -> Any:
+            begun = self._begin()
+            try:
+                async with aclosing(method(actor, message)) as items:
+                    async for item in items:
+                        yield item
+            except BaseException as error:
+                self._end(begun, name, _outcome(error))
+                raise
+            self._end(begun, name, OK)
+
+        return replace(handler, method=stream if handler.streams else answer)
+
+    def _begin(self) -> _Begun:
+        envelope = CURRENT.get()
+        assert envelope is not None
+        probe = self._probes.get(envelope.life.id)
+        if probe is None:
+            probe = Probe()
+            if self.on:  # else this is the last message that came while it was
+                self._probes[envelope.life.id] = probe
+        now = probe.under_way[envelope.id] = self.clock()
+        return envelope, probe, now
+
+    def _end(self, begun: _Begun, message: str, outcome: str) -> None:
+        envelope, probe, began = begun
+        spent_s = self.clock() - began
+        del probe.under_way[envelope.id]
+        probe.add(message, spent_s, outcome not in (OK, CANCELLED))
+        if self._sinks:
+            self._tell(envelope, message, began, spent_s, outcome)
+
+    def _tell(self, envelope: Envelope, message: str, began: float, spent_s: float, outcome: str) -> None:
+        life = cast("Life", envelope.life)
         traced = Traced(
             at_s=self._epoch_s + began,
             actor=life.path,
@@ -204,31 +215,43 @@ class Probes:
                 log.error("trace_sink_failed", node=self._node.name, error=f"{type(error).__name__}: {error}")
                 self._sinks.pop(key, None)
 
+    # --- on and off -------------------------------------------------------------------------------
+
     def _count_no_more(self) -> None:
         self._counting_since = self._until = None
         self._detach_if_off()
 
     def _attach_all(self) -> None:
         for life in self._node.lives.values():
-            if life.id not in self._attached and life.id != DESK:
-                self._attached[life.id] = Probe(self, life)
+            self._attach(life)
+
+    def _attach(self, life: Life) -> None:
+        if life.id == DESK or life.table in self._plain:
+            return
+        observed = self._observed.get(life.table)
+        if observed is None:
+            observed = self._observed[life.table] = life.table.mapped(self._observe)
+            self._plain[observed] = life.table
+        life.use(observed)
 
     def _detach_if_off(self) -> None:
-        if not self.on:
-            self._detach_all()
+        if self.on:
+            return
+        for life in self._node.lives.values():
+            life.use(self._plain.get(life.table, life.table))
+        self._probes.clear()
+        self._observed.clear()
+        self._plain.clear()
 
-    def _detach_all(self) -> None:
-        for probe in self._attached.values():
-            probe.detach()
-        self._attached.clear()
 
-
-def handling(life: Life, probe: Probe | None) -> tuple[HandlingReport, ...]:
+def handling(life: Life, probes: Probes) -> tuple[HandlingReport, ...]:
     """What it is at."""
+    probe, now = probes.of(life), probes.clock()
+    under_way = {} if probe is None else probe.under_way
     return tuple(
         HandlingReport(
             message=wire_name(type(envelope.message)),
-            for_s=None if probe is None else probe.since(envelope),
+            for_s=None if envelope.id not in under_way else now - under_way[envelope.id],
         )
         for envelope in life.under_way()
     )
@@ -236,6 +259,6 @@ def handling(life: Life, probe: Probe | None) -> tuple[HandlingReport, ...]:
 
 def _outcome(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        return "cancelled"
+        return CANCELLED
     text = " ".join(f"{error_name(type(error))}: {error}".split())
     return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
