@@ -57,7 +57,7 @@ def main(options: JoinOptions) -> int:
     2 bad arguments, 3 refused, 130 aborted."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
-        host, port = _address(options.job)
+        host, port = address_of(options.job)
         token = read_token(options.token_file)
         return run_actors(_join(options, host, port, token))
     except (CannotJoin, TokenError) as error:
@@ -152,6 +152,7 @@ class Membership:
         """The job, as soon as it is there."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.wait_s
+        waiting = False
         while True:
             try:
                 root = await self._node.reach(endpoint)
@@ -165,6 +166,9 @@ class Membership:
                 why = str(error)
             if loop.time() + RETRY_S > deadline:
                 raise CannotJoin(LOST, f"no job answers at {self._options.job}: {why}")
+            if not waiting:
+                waiting = True
+                log.info("waiting_for_job", at=self._options.job, why=why, wait_s=self._options.wait_s)
             await asyncio.sleep(RETRY_S)
 
     async def _leave(self, satellites: Ref) -> int:
@@ -187,7 +191,7 @@ async def _listen(node: Node, address: str) -> None:
         raise CannotJoin(BAD_ARGUMENTS, f"cannot listen at {address}: {error}") from error
 
 
-def _address(text: str) -> tuple[str, int]:
+def address_of(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise CannotJoin(BAD_ARGUMENTS, f"{text!r} is no address of a job: HOST:PORT, as its first lines say")

@@ -114,7 +114,7 @@ def serve(link: Link, frame: Request) -> Envelope | None:
     elif frame.kind == STREAM:
         answer = link.incoming[frame.id] = RemoteSink(link, frame.id, frame.position)
     node = link.node
-    life = node.life(frame.to)
+    life = node.lives.get(frame.to) or node.life(frame.to)
     if life is None or life.exit is not None:
         reason = node.exit_of(frame.to) if life is None else life.exit
         link.send(Taken(0, frame.to, 1))

@@ -17,7 +17,7 @@ from gyre.actors import Actor, ChildSpec, Node, ProcessSpec, Ref, RemoteError, T
 from gyre.cell.messages import Retire
 from gyre.cell.satellites import GetJobFacts, JobFacts, Join, Leave, Place, Satellites
 
-TOKEN = b"the token of these nodes"
+TOKEN = b"the token that all these nodes hold"
 
 
 class Up(Tell, frozen=True, kw_only=True):
