@@ -14,10 +14,11 @@ import structlog
 from gyre.actors import ExitReason
 from gyre.actors import run as run_actors
 from gyre.actors.token import TokenError
+from gyre.cluster import cluster_token
 from gyre.interrupts import Interrupts
 from gyre.job import Job, JobError, load_job, resolved_toml
 from gyre.runs import RunFolderError, prepare_run_folder
-from gyre.tree import JobTree, cluster_token, reason
+from gyre.tree import JobTree, reason
 from gyre.watch import write_summary
 from gyre.watching import Watching, open_watch
 

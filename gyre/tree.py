@@ -15,10 +15,8 @@ from typing import Self
 import msgspec
 import structlog
 
-from gyre.actors import Actor, ChildSpec, ExitReason, Node, ProcessSpec, Ref, Supervisor
+from gyre.actors import Actor, ChildSpec, ExitReason, ProcessSpec, Ref, Supervisor
 from gyre.actors.looking import CONTACT, offered
-from gyre.actors.token import make_token
-from gyre.actors.transport import TcpTransport
 from gyre.cell import CellActorConfig
 from gyre.cell.checkpoints import CheckpointFolder, step_of
 from gyre.cell.engine.base import SamplingParams
@@ -27,6 +25,7 @@ from gyre.cell.recipes import model_folder
 from gyre.cell.satellites import JobFacts, Place, Satellites
 from gyre.cell.store import StoreConfig
 from gyre.cell.worker_messages import CellSetup
+from gyre.cluster import listen, root_node
 from gyre.harness.actor import HarnessActor, HarnessActorConfig
 from gyre.job import Job
 from gyre.proxy.actor import ProxyActor, ProxyActorConfig
@@ -49,14 +48,6 @@ CELL_RESTARTS = 10
 LONGEST_REASON = 600
 
 
-class CannotListen(Exception):
-    """Nothing can listen at `listen`."""
-
-    def __init__(self, listen: str, why: str) -> None:
-        super().__init__(f"cluster.listen = {listen!r}: {why}")
-        self.listen = listen
-
-
 class JobTree:
     """`async with JobTree(job, resume) as tree`: on leaving nothing of the job is left, no process, no port,
     no shared memory. Satellites are restarted; what cannot be (the core, the queue, the waterlevel) ends
@@ -68,7 +59,7 @@ class JobTree:
         self._stack = AsyncExitStack()
         # Short, because paths of sockets are bounded; the proxy's is in a folder that sandboxes can bind.
         self._sockets = Path("/tmp") / f"gyre-{_digest(job)}"
-        self._node = _node(job, self._sockets / "actors")
+        self._node = root_node(job, self._sockets / "actors")
         self.checkpoint: Path | None = None
 
     async def __aenter__(self) -> Self:
@@ -133,7 +124,7 @@ class JobTree:
         stack.enter_context(_own_folder(_shm_folder(job)))
         stack.enter_context(_own_folder(self._sockets, "actors", "proxy"))
         await stack.enter_async_context(self._node)
-        await self._listen()
+        await listen(self._node, job)
         try:
             await stack.enter_async_context(offered(self._node, job.run_dir / CONTACT))
         except OSError as error:
@@ -225,18 +216,6 @@ class JobTree:
             former_lives=place.former_lives,
         )
 
-    async def _listen(self) -> None:
-        """For machines that join. Raises CannotListen."""
-        cluster = self._job.cluster
-        if cluster.listen is None:
-            return
-        try:
-            endpoint = await self._node.listen()
-        except OSError as error:
-            raise CannotListen(cluster.listen, str(error)) from error
-        address, token_file = endpoint.removeprefix("tcp:"), _token_file(self._job)
-        log.info("cluster_listening", join=f"gyre join {address} --token-file {token_file}")
-
     def _find_checkpoint(self) -> int:
         """The step to go on from."""
         if not self._resume:
@@ -258,25 +237,6 @@ def reason(error: BaseException) -> str:
     ours = first.type_name.startswith("gyre.") and first.message
     text = " ".join((first.message if ours else first.brief).split())
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
-
-
-def cluster_token(job: Job) -> bytes | None:
-    """What machines that join must hold; written where there is none yet. None where none can. Raises
-    TokenError."""
-    return None if job.cluster.listen is None else make_token(_token_file(job))
-
-
-def _token_file(job: Job) -> Path:
-    return job.cluster.token_file or job.run_dir / "token"
-
-
-def _node(job: Job, sockets: Path) -> Node:
-    """Unix sockets, unless processes of other machines must reach all of ours."""
-    if job.cluster.listen is None:
-        return Node(name="root", where=str(sockets))
-    host, _, port = job.cluster.listen.rpartition(":")
-    transport = TcpTransport(host.removeprefix("[").removesuffix("]"), int(port))
-    return Node(name="root", transport=transport, token=cluster_token(job))
 
 
 def _model(job: Job) -> Path:

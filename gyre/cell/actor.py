@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
 
-from gyre.actors import Actor, Ask, Down, ProcessSpec, Ref, handles
+from gyre.actors import Actor, Ask, Down, Ref, handles
 from gyre.cell.core import Core
-from gyre.cell.engine.base import EngineMetrics
 from gyre.cell.far import Far
 from gyre.cell.messages import (
     CellRole,
@@ -35,6 +34,7 @@ from gyre.cell.messages import (
     StepComplete,
     UpdateWeights,
 )
+from gyre.cell.ranks import rank_process, sum_metrics
 from gyre.cell.role_change import RoleChange
 from gyre.cell.store import Rendezvous
 from gyre.cell.training import ACCEPT_TIMEOUT_S, TrainingLoop
@@ -90,15 +90,12 @@ class CellActor(Actor):
         self._core = (
             Core(config.setup, config.queue, self._ask_ranks, self._ask_rank) if config.core is None else None
         )
-        self._far: Far | None = None
         self._micro_steps = 0
         self._status_before: tuple[float, int, float] = (time.monotonic(), 0, 0.0)
 
     async def started(self) -> None:
         life = f"cell{self._cell}/life{self.context.incarnation}"
         self._rendezvous = Rendezvous(self._config.stores, life, CHANGE_TIMEOUT_S)
-        if self._config.far and self._config.core is not None:
-            self._far = Far(SharedMemory(self._setup.shm_folder), self._config.core, self.context.ref)
         # Not here: processes of all cells start side by side, and each takes seconds to import torch.
         self.context.run(self._join(), name="join")
 
@@ -131,18 +128,14 @@ class CellActor(Actor):
         await self._config.waterlevel.tell(up)
 
     async def _spawn_rank(self, rank: int) -> Ref:
-        setup = self._setup
-        spec = ProcessSpec(
-            name=f"rank-{rank}",
-            actor="gyre.cell.worker:RankWorker",
-            config=WorkerConfig(
-                setup=setup, cell=self._cell, rank=rank, core=self._core is not None, slot=self._config.slot
-            ),
-            environment=_rank_environment(setup),
-            log_path=setup.log_folder / f"cell-{self._cell}-rank-{rank}.log",
-            restart="temporary",
+        config = WorkerConfig(
+            setup=self._setup,
+            cell=self._cell,
+            rank=rank,
+            core=self._core is not None,
+            slot=self._config.slot,
         )
-        ref = await self.context.spawn(spec)
+        ref = await self.context.spawn(rank_process(config))
         self.context.monitor(ref)
         return ref
 
@@ -317,7 +310,7 @@ class CellActor(Actor):
             micro_steps=self._micro_steps + running,
             tokens_per_s=(tokens - tokens_then) / elapsed_s,
             busy_fraction=min(1.0, (busy_s - busy_then) / elapsed_s),
-            engine=_sum_metrics([r.engine for r in ranks]),
+            engine=sum_metrics([r.engine for r in ranks]),
         )
 
     # --- ranks, group, snapshots ----------------------------------------------------------------------
@@ -351,6 +344,12 @@ class CellActor(Actor):
                 self._far.free(snapshot.region)
             await self._config.core.tell(ReleaseSnapshot(lease=snapshot.lease))
 
+    @cached_property
+    def _far(self) -> Far | None:
+        if not self._config.far or self._config.core is None:
+            return None
+        return Far(SharedMemory(self._setup.shm_folder), self._config.core, self.context.ref)
+
     def _as_core(self) -> Core:
         if self._core is None:
             raise RuntimeError(f"cell {self._cell} is not the core")
@@ -359,19 +358,3 @@ class CellActor(Actor):
 
 async def _fail(error: Exception) -> None:
     raise error
-
-
-def _rank_environment(setup: CellSetup) -> dict[str, str]:
-    threads = str(setup.cluster.threads_per_rank)
-    return {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }
-
-
-def _sum_metrics(metrics: list[EngineMetrics]) -> EngineMetrics:
-    names = EngineMetrics.__struct_fields__
-    return EngineMetrics(**{name: sum(getattr(m, name) for m in metrics) for name in names})

@@ -340,3 +340,27 @@ def test_back_off_doubles_and_its_jitter_is_a_half_to_one_and_a_half(draw: float
     waits = Simulation(seed=1).run(scenario)
     expected = [min(0.01 * 2**n, 1.0) * factor for n in range(9)]
     assert waits == pytest.approx(expected, abs=1e-3)
+
+
+async def test_a_child_that_is_stopped_while_it_is_restarted_stays_away(node: Node) -> None:
+    class Slow(Actor):
+        """From its second life on it takes its time to start."""
+
+        async def started(self) -> None:
+            if self.context.incarnation > 1:
+                starting.set()
+                await go_on.wait()
+
+        @handles(Crash)
+        async def crash(self, message: Crash) -> None:
+            raise ValueError(message.text)
+
+    starting, go_on = asyncio.Event(), asyncio.Event()
+    ref = await node.spawn(ChildSpec(name="slow", start=Slow))
+    await ref.tell(Crash())
+    await starting.wait()
+    await node.stop(ref)
+    go_on.set()
+    await asyncio.sleep(0.05)
+    assert node.lookup("slow") is None
+    assert [life.ref.name for life in node.lives.values()] == []

@@ -190,3 +190,15 @@ def test_every_number_has_bounds() -> None:
     numbers = {key for key, type_ in types(Job).items() if type_ in (int, float)}
     assert set(BOUNDS) == numbers
     assert set(types(Job)) == set(key_paths(Job))
+
+
+@pytest.mark.parametrize(
+    "listen", ["10.0.0.1", ":7000", "10.0.0.1:70000", "10.0.0.1:x", "0.0.0.0:7000", "[::]:1"]
+)
+def test_the_others_must_reach_where_a_job_listens(faults: Faults, listen: str) -> None:
+    assert "cluster.listen" in faults(f"cluster.listen={listen}")
+
+
+def test_nodes_join_only_a_job_that_listens(faults: Faults) -> None:
+    assert "ADDRESS:PORT" in faults("cluster.nodes=1")["cluster.listen"]
+    assert faults("cluster.nodes=1", "cluster.listen=10.0.0.1:7000") == {}

@@ -1,0 +1,136 @@
+"""A satellite whose core is on another machine: its regions are in a folder of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from gyre.actors import ChildSpec, Node, Ref
+from gyre.cell.actor import CellActorConfig
+from gyre.cell.messages import EnterRollout, EnterTrain, GetStatus, Retire, StageContribution
+from gyre.cell.worker_messages import AddShard, BeginTraining, StagedShard, StageGradients, WakeEngine
+from gyre.rdma import RegionHandle, SharedMemory
+from tests.cell.scripted import Ranks, lease
+from tests.cell.test_actor import MANIFEST, Cell, House, Witness
+
+
+class FarHouse(House):
+    """Its satellite's ranks stage gradients, and find weights, in `far`."""
+
+    def __init__(self, node: Node, shm: Path, tmp_path: Path) -> None:
+        super().__init__(node, shm, tmp_path)
+        self.far = tmp_path / "far"
+        self.far_shared = SharedMemory(self.far)
+        self.loaded: list[bytes] = []
+        self.added: list[bytes] = []
+        near, far = self.ranks
+        near.answers[AddShard] = lambda m: self.added.append(self.content(self.shared, m.region))
+        far.answers[StageGradients] = lambda m: StagedShard(region=self.stage(far, m.name), checksum=1)
+        for kind in (BeginTraining, WakeEngine):
+            far.answers[kind] = lambda m: self.loaded.append(self.content(self.far_shared, m.region))
+
+    def write(self, name: str) -> RegionHandle:
+        with self.shared.allocate(name, 4) as region:
+            region.buffer[:] = b"core"
+            return region.handle
+
+    def stage(self, ranks: Ranks, name: str) -> RegionHandle:
+        rank = sum(isinstance(asked, StageGradients) for asked in ranks.asked)
+        with self.far_shared.allocate(f"{name}-r{rank}-{len(self.far_regions())}", 4) as region:
+            region.buffer[:] = b"grad"
+            return region.handle
+
+    def content(self, shared: SharedMemory, region: RegionHandle) -> bytes:
+        with shared.open(region) as opened:
+            return bytes(opened.buffer)
+
+    def far_regions(self) -> set[str]:
+        return {path.name for path in self.far.iterdir()}
+
+    async def start(self) -> None:
+        await super().start()
+        await self.node.stop(self.cells.pop())
+        self.deaths.pop()
+        config = CellActorConfig(
+            setup=msgspec.structs.replace(self.setup, shm_folder=self.far),
+            cell=1,
+            waterlevel=self.cells[0],
+            queue=self._queue_ref(),
+            stores=self.cells[0],
+            core=self.cells[0],
+            far=True,
+        )
+        actor = Cell(config, self.ranks[1])
+        ref = await self.node.spawn(ChildSpec(name="far", start=lambda: actor, restart="temporary"))
+        self.cells.append(ref)
+        witness = Witness(ref)
+        await self.node.spawn(ChildSpec(name="far-witness", start=lambda: witness))
+        self.deaths.append(witness.reason)
+
+    def _queue_ref(self) -> Ref:
+        queue = self.node.lookup("queue")
+        assert queue is not None
+        return queue
+
+
+@pytest.fixture
+async def house(shm: Path, tmp_path: Path) -> AsyncIterator[FarHouse]:
+    async with Node(name="test") as node:
+        made = FarHouse(node, shm, tmp_path)
+        await made.start()
+        yield made
+
+
+async def test_weights_are_brought_to_its_machine_and_freed_when_they_are_loaded(house: FarHouse) -> None:
+    for change in (EnterTrain(), EnterRollout()):
+        await house.cells[1].ask(change)
+    assert house.loaded == [b"core"] * 4
+    assert house.far_regions() == set()
+    await house.cells[0].ask(GetStatus())  # after the releases before it
+    assert house.regions() == {"w0"}
+
+
+async def test_gradients_are_fetched_by_the_core_and_freed_on_both_machines(house: FarHouse) -> None:
+    house.queue._script = [lease(1)]
+    await house.cells[1].ask(EnterTrain())
+    await house.queue.drained.wait()
+    await house.cells[1].ask(EnterRollout())
+    assert house.added == [b"grad", b"grad"]
+    assert house.far_regions() == set()
+    assert house.regions() == {"w0"}
+
+
+async def test_one_that_retires_hands_over_first(house: FarHouse) -> None:
+    house.queue._script = [lease(1)]
+    await house.cells[1].ask(EnterTrain())
+    await house.queue.drained.wait()
+    await house.cells[1].ask(Retire())
+    assert house.added == [b"grad", b"grad"]
+    await house.cells[1].ask(Retire())  # nothing is left to hand over
+    assert len(house.added) == 2
+
+
+async def test_a_contribution_that_does_not_come_counts_for_nothing(house: FarHouse) -> None:
+    shard = house.stage(house.ranks[1], "g")
+    await house.node.stop(house.cells[1])
+    stage = StageContribution(manifest=MANIFEST, regions=(shard, shard), holder=house.cells[1])
+    with capture_logs() as logs:
+        assert not await house.cells[0].ask(stage)
+    assert [line["event"] for line in logs] == ["contribution_lost"]
+    assert house.added == []
+    assert house.regions() == {"w0"}
+    assert not house.deaths[0].done()
+
+
+async def test_what_came_of_a_contribution_is_freed_when_the_rest_does_not(house: FarHouse) -> None:
+    shard = house.stage(house.ranks[1], "g")
+    gone = msgspec.structs.replace(shard, name="gone")
+    stage = StageContribution(manifest=MANIFEST, regions=(shard, gone), holder=house.cells[1])
+    async with asyncio.timeout(10.0):
+        assert not await house.cells[0].ask(stage)
+    assert house.regions() == {"w0"}
