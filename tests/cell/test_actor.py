@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gyre.actors import Actor, ActorDied, Ask, ChildSpec, Down, ExitReason, Node, Ref, RemoteError, handles
@@ -146,8 +147,9 @@ class House:
             await self.node.spawn(ChildSpec(name=f"witness-{cell}", start=lambda witness=witness: witness))
             self.deaths.append(witness.reason)
 
-    def contribution(self) -> StageContribution:
-        return StageContribution(manifest=MANIFEST, regions=(self.write("g-r0"), self.write("g-r1")))
+    def contribution(self, token: int = 1) -> StageContribution:
+        manifest = msgspec.structs.replace(MANIFEST, tokens=(token,))
+        return StageContribution(manifest=manifest, regions=(self.write("g-r0"), self.write("g-r1")))
 
     def regions(self) -> set[str]:
         return {path.name for path in self.shm.iterdir()}
@@ -244,7 +246,7 @@ async def test_a_contribution_is_added_whole_though_its_sender_died(house: House
         await asking
     gate.set()
     # Serial with it.
-    assert await house.cells[0].ask(house.contribution())
+    assert await house.cells[0].ask(house.contribution(2))
     whole = ["CheckShard@0", "CheckShard@1", "AddShard@0", "AddShard@1"]
     assert house.ranks[0].names == [*whole, *whole]
     assert house.regions() == {"w0"}
