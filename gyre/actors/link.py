@@ -77,6 +77,7 @@ class Link:
         self._received = 0
         self._beaten = (0, 0)
         self._silent = 0
+        self._answered = 0  # frames sent when the last beat came
         self.flows = Flows()
         self._taken: dict[int, int] = {}
         self._watched: dict[int, tuple[Ref, dict[int, LocalTarget]]] = {}
@@ -326,7 +327,11 @@ class Link:
         self._tell_watchers(frame.id, frame.reason)
 
     def _on_beat(self, frame: Beat) -> None:
-        """That it came is all it says."""
+        """Is answered where nothing was sent since the last: the peer may beat faster than this node does. An
+        answer finds that its own side has sent, so there is no answer to it."""
+        if self._sent == self._answered:
+            self.send(Beat(0))
+        self._answered = self._sent
 
     def _on_process(self, frame: Booted | Ended | Shutdown) -> None:
         self.node.processes.received(self.peer_id, frame)
