@@ -103,15 +103,15 @@ def _head(report: ActorReport) -> Iterator[str]:
     if report.capacity:
         yield f"mailbox {report.waiting}/{report.capacity}"
     if report.writers:
-        yield f"{report.writers} senders wait for room"
+        yield f"senders that wait for room: {report.writers}"
     if report.restarts:
-        yield f"{report.restarts} restarts"
+        yield f"{report.restarts} restart{'s' * (report.restarts != 1)}"
 
 
 def _node(node: NodeReport) -> Iterator[Line]:
     peers = f"  peers {', '.join(node.peers)}" if node.peers else ""
     actors = f"{node.actors} actor{'s' * (node.actors != 1)}"
-    yield Line("process", f"{node.pid}  up {duration(node.up_s)}  {actors}{peers}", "magenta")
+    yield Line("process", f"{node.pid} on {node.host}  up {duration(node.up_s)}  {actors}{peers}", "magenta")
     if node.dead_letters:
         yield Line("dead letters", str(node.dead_letters), "red")
     for letter in node.last_dead_letters[-DEAD_LETTERS:]:

@@ -30,6 +30,7 @@ from gyre.actors.looking import ActorReport, HandlerReport, Inspect, NoSuchActor
 from gyre.actors.looking.histogram import Histogram
 from gyre.actors.looking.inspector import CHILDREN_SHOWN
 from tests.actors.conftest import life, start, until
+from tests.actors.test_reach import tcp_node
 from tests.actors.zoo import (
     Add,
     Bump,
@@ -161,6 +162,19 @@ async def test_of_very_many_children_not_all_are_shown(node: Node) -> None:
     report = await look(node)
     assert (len(report.children), report.hidden) == (CHILDREN_SHOWN, 3)
     assert (await look(node, f"a{CHILDREN_SHOWN + 2}")).state == "running"
+
+
+async def test_a_process_on_another_machine_is_part_of_the_tree() -> None:
+    async with tcp_node("there") as there, tcp_node("here") as here:
+        machine = await here.reach(there.endpoint)
+        spec = ProcessSpec(name="nest", actor=f"{ZOO}:Nest", config=NestConfig(), node=machine)
+        await here.spawn(ChildSpec(name="top", start=lambda: Supervisor([spec]), restart="temporary"))
+        report = await look(here)
+        assert below(report, "top/nest/inner").kind == f"{ZOO}:Counter"
+        assert (await look(here, "top/nest/inner")).state == "running"
+        nest = below(report, "top/nest")
+        assert nest.node is not None and "there" in nest.node.peers
+        assert (await look(there)).children == ()
 
 
 # --- mailboxes and what is handled ----------------------------------------------------------------------

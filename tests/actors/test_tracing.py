@@ -9,6 +9,7 @@ import pytest
 from gyre.actors import Actor, Node, ProcessSpec, Ref, RemoteError, handles
 from gyre.actors.looking import Trace, Traced
 from tests.actors.conftest import life, start, until
+from tests.actors.test_reach import tcp_node
 from tests.actors.zoo import (
     Add,
     AddToPeer,
@@ -171,6 +172,17 @@ async def test_a_process_that_is_started_meanwhile_is_traced_too(node: Node) -> 
         await ref.ask(Add(amount=1))
         (one,) = await seen.of("Add")
     assert one.actor == "late"
+
+
+async def test_a_process_on_another_machine_is_traced_too() -> None:
+    async with tcp_node("there") as there, tcp_node("here") as here:
+        machine = await here.reach(there.endpoint)
+        spec = ProcessSpec(name="p", actor=f"{ZOO}:Counter", config=CounterConfig(), node=machine)
+        ref = await here.spawn(spec)
+        async with tracing(here, "p", ref) as seen:
+            await ref.ask(Add(amount=1))
+            (one,) = await seen.of("Add")
+    assert one.actor == "p"
 
 
 @pytest.mark.parametrize(

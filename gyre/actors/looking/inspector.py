@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +180,7 @@ class Inspector:
         return NodeReport(
             name=node.name,
             id=node.id,
+            host=socket.gethostname(),
             pid=os.getpid(),
             endpoint=node.endpoint,
             up_s=now - node.began_s,

@@ -53,6 +53,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     id: str
+    host: str
     pid: int
     endpoint: str
     up_s: float
