@@ -12,6 +12,7 @@ KEPT = 100
 LOG_EVERY_S = 1.0
 # A peer may name a message as it likes.
 MAX_NAME_CHARS = 200
+MAX_WHY_CHARS = 1000
 
 
 class DeadLetter(NamedTuple):
@@ -36,7 +37,7 @@ class DeadLetters:
 
     def add(self, to: str, message: str, why: str) -> None:
         self.count += 1
-        message = message[:MAX_NAME_CHARS]
+        message, why = message[:MAX_NAME_CHARS], why[:MAX_WHY_CHARS]
         now = self._clock()
         self.last.append(DeadLetter(to, message, why, now))
         if now - self._logged_at >= LOG_EVERY_S:

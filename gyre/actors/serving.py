@@ -94,7 +94,8 @@ class RemoteSink(RemoteAnswer):
             await link.freight.outgoing.left(self.id)
 
     def credit(self, items: int) -> None:
-        self._credit += items
+        # Never more than a window: a producer with more might not let the loop run.
+        self._credit = min(self._credit + items, WINDOW_ITEMS)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

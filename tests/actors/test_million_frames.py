@@ -24,6 +24,7 @@ from gyre.actors.framing import header
 from gyre.actors.handshake import NONCE_BYTES, DiallerHandshake, Peer
 from gyre.actors.link import Link
 from gyre.actors.transport import TransportName
+from gyre.actors.wire import STREAM, Demand, Request
 from tests.actors.frames import Nonsense
 from tests.actors.test_links import TOKEN
 
@@ -278,3 +279,19 @@ def test_frames_of_any_fields_end_their_connection_at_most(frames: list[tuple[in
     with structlog.testing.capture_logs() as logs:
         asyncio.run(main())
     assert sum(line["event"] in OF_A_CONNECTION for line in logs) <= 1
+
+
+async def test_a_consumer_that_claims_endless_room_does_not_stop_the_node(listening: Node) -> None:
+    attack = Attack(listening, random.Random(1))
+    reader, writer = await attack.authenticated()
+    ref = listening.lookup("target-0")
+    assert ref is not None
+    name = f"{Count.__module__}:{Count.__qualname__}"
+    body: Any = Count(amount=2**40)
+    encode = listening.codec.encode
+    writer.write(framed(encode(Request(1, STREAM, 7, ref.id, 0, 0, None, 0, 0, (), name, body))))
+    writer.write(framed(encode(Demand(2, 7, 2**62))))
+    async with asyncio.timeout(20):
+        await attack.over(reader, writer)
+        await still_works(listening)
+    assert listening.links.all() == []
