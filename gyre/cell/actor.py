@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from gyre.actors import Actor, Ask, Down, Ref, handles
+from gyre.actors import Actor, Ask, Blob, Down, Ref, handles
 from gyre.cell.core import Core
 from gyre.cell.far import Far
 from gyre.cell.messages import (
@@ -266,7 +266,7 @@ class CellActor(Actor):
         return await asyncio.shield(self.context.run(stage, name="stage"))
 
     @handles(ReadRegion)
-    async def read_region(self, message: ReadRegion) -> AsyncIterator[bytes]:
+    async def read_region(self, message: ReadRegion) -> AsyncIterator[Blob]:
         """To another machine: a snapshot of the core, or a satellite's gradients."""
         async for chunk in read(SharedMemory(self._setup.shm_folder), message.region):
             yield chunk

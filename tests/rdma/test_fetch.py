@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.actors import Actor, ActorDied, ChildSpec, Node, Ref, RemoteError, handles
+from gyre.actors import Actor, ActorDied, Blob, ChildSpec, Node, Ref, RemoteError, handles
 from gyre.rdma import ReadRegion, RegionError, RegionHandle, SharedMemory, fetch, read
 from gyre.rdma.fetch import CHUNK_BYTES
 
@@ -24,11 +24,11 @@ class Holder(Actor):
         self._extra = extra
 
     @handles(ReadRegion)
-    async def read_region(self, message: ReadRegion) -> AsyncIterator[bytes]:
+    async def read_region(self, message: ReadRegion) -> AsyncIterator[Blob]:
         async for chunk in read(self._shared, message.region):
-            yield chunk[: len(chunk) + min(self._extra, 0)]
+            yield Blob(chunk.buffer[: len(chunk) + min(self._extra, 0)])
         if self._extra > 0:
-            yield b"x" * self._extra
+            yield Blob(b"x" * self._extra)
 
 
 @asynccontextmanager
