@@ -34,6 +34,7 @@ from gyre.actors.specs import ChildSpec, ProcessSpec, Spec
 from gyre.actors.streams import ItemStream
 from gyre.actors.supervision import Supervision
 from gyre.actors.supervisor import AwaitChild, Follow, Supervisor, WhereIs
+from gyre.actors.token import TokenError, make_token, read_token
 
 __all__ = [
     "Actor",
@@ -67,6 +68,7 @@ __all__ = [
     "Supervisor",
     "Tell",
     "Timer",
+    "TokenError",
     "UnhandledMessage",
     "WhereIs",
     "WireError",
@@ -74,6 +76,8 @@ __all__ = [
     "ask_all",
     "broadcast",
     "handles",
+    "make_token",
+    "read_token",
     "register_error",
     "resumed",
     "run",

@@ -48,6 +48,33 @@ def test_an_example_says_what_the_guide_promises(name: str, tmp_path: Path) -> N
         assert any(line.startswith(said) for line in lines), f"{said!r} is not in\n{done.stdout}"
 
 
+def test_two_machines_reach_each_other(tmp_path: Path) -> None:
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, EXAMPLES / "two_machines.py", *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    with start("serve", "127.0.0.1", "token") as server:
+        try:
+            assert server.stdout is not None
+            endpoint = server.stdout.readline().strip()
+            with start("use", endpoint, "127.0.0.2", "token") as user:
+                said, _ = user.communicate(timeout=50)
+            lines = [line for line in said.splitlines() if not line.startswith("20")]
+        finally:
+            server.terminate()
+            server.communicate(timeout=10)
+    assert lines == [
+        "found: [2, 3, 5, 7, 11, 13, 17, 19]",
+        "run there: [11, 13, 17, 19]",
+        "another process: True",
+    ]
+
+
 def test_the_guide_shows_the_counter_as_it_is() -> None:
     code = (EXAMPLES / "counter.py").read_text()
     assert textwrap.indent(code, "    ") in GUIDE.read_text()
