@@ -115,20 +115,20 @@ class Links:
 
     async def reach(self, endpoint: str) -> Link:
         """The link to whoever listens there, open. LinkLost."""
-        link = Link(self._node, "", endpoint, dialled=True)
+        link = ours = Link(self._node, "", endpoint, dialled=True)
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 try:
-                    await self._greet(link)
+                    await self._greet(ours)
                 except Crossed:  # there is one
-                    link = self._links.get(link.peer_id, link)
+                    link = self._links.get(ours.peer_id, ours)
                     await link.opened.wait()
         except TimeoutError:
-            link.gone = link.gone or ExitReason(kind="lost", message=f"{endpoint} did not answer")
-        except LinkLost as error:
-            if link.peer_id:
-                self.on_lost(link, str(error))
-            raise
+            raise LinkLost(f"{endpoint} did not answer") from None
+        finally:
+            # Whatever ended this, nobody must wait on a link that will never open.
+            if self._links.get(ours.peer_id) is ours and not ours.is_open:
+                self.on_lost(ours, f"{endpoint} was not reached")
         if link.gone is not None:
             raise LinkLost(str(link.gone))
         return link

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -24,6 +25,8 @@ from gyre.actors import (
     Supervisor,
     WhereIs,
 )
+from gyre.actors.framing import header
+from gyre.actors.handshake import NONCE_BYTES, ListenerHandshake, Peer
 from gyre.actors.testing import Simulation
 from tests.actors.conftest import start
 from tests.actors.test_process import gone, observe, spec
@@ -121,6 +124,31 @@ async def test_a_node_does_not_reach_itself(here: Node) -> None:
     with pytest.raises(LinkLost, match="this node itself"):
         await here.reach(here.endpoint)
     assert links(here) == [0]
+
+
+async def test_reaching_that_is_given_up_leaves_no_link(here: Node) -> None:
+    """The listener has proved itself and says no more."""
+    proved = asyncio.Event()
+
+    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handshake = ListenerHandshake(TOKEN, Peer("f" * 16, "half", "tcp:127.0.0.1:1"), bytes(NONCE_BYTES))
+        (length,) = struct.unpack(">I", await reader.readexactly(4))
+        hello = handshake.on_hello(memoryview(await reader.readexactly(length)))
+        writer.write(header(len(hello)) + hello)
+        await reader.readexactly(4)
+        proved.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(half, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        reaching = asyncio.create_task(here.reach(f"tcp:127.0.0.1:{port}"))
+        await proved.wait()
+        assert links(here) == [1]
+        reaching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reaching
+        assert links(here) == [0]
 
 
 async def test_a_node_that_was_left_can_be_monitored_and_is_reached_again(here: Node) -> None:
