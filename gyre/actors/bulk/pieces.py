@@ -149,7 +149,14 @@ class SocketPieces(asyncio.BufferedProtocol):
         else:
             nbytes = len(self._target)
             self._target = self._head
+            # A transport may read on as long as there is something; others want to do something too.
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
             self._landing.landed(self._blob, nbytes)
+
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
