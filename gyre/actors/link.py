@@ -34,6 +34,7 @@ from gyre.actors.wire import (
     Gone,
     Item,
     Laden,
+    Landed,
     Loaded,
     Reply,
     Request,
@@ -298,6 +299,9 @@ class Link:
     def _on_loaded(self, frame: Loaded) -> None:
         self.freight.incoming.loaded(frame)
 
+    def _on_landed(self, frame: Landed) -> None:
+        self.freight.outgoing.landed(frame.blob)
+
     def _on_share(self, frame: Share) -> None:
         self.send(Shared(0, frame.id, self.freight.incoming.share(frame)))
 
@@ -407,6 +411,7 @@ _ON: dict[type[Frame], Callable[[Link, Any], object]] = {
     Laden: Link._on_laden,
     Want: Link._on_want,
     Loaded: Link._on_loaded,
+    Landed: Link._on_landed,
     Share: Link._on_share,
     Shared: Link._on_shared,
     Back: Link._on_back,

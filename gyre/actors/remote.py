@@ -237,14 +237,16 @@ class RemoteTarget:
             link.send(Tie(0, ref.id, other.id, other.ref.name, other.ref.incarnation, False))
 
     async def _left(self, link: Link, ref: Ref, id: int, deadline: float, timeout_s: float) -> None:
-        """Until the blobs of a message have left, so that a writer is no faster than its reader; where they
-        do not, it is withdrawn."""
+        """Until the blobs of a message are there, so that a writer is no faster than its reader; where they
+        have not even left in time, it is withdrawn."""
+        outgoing = link.freight.outgoing
         try:
             async with asyncio.timeout_at(deadline):
-                await link.freight.outgoing.left(id)
+                await outgoing.left(id)
         except TimeoutError:
-            link.cancel(id)
-            raise MailboxFull(ref.label, timeout_s) from None
+            if outgoing.waits_to_leave(id):
+                link.cancel(id)
+                raise MailboxFull(ref.label, timeout_s) from None
         except asyncio.CancelledError:
             link.cancel(id)
             raise

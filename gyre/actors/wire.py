@@ -172,6 +172,12 @@ class Loaded(Frame, tag=34):
     segment: int
 
 
+class Landed(Frame, tag=40):
+    """The blob has come over the bulk connection, all of it."""
+
+    blob: int
+
+
 class Share(Frame, tag=35):
     """A new segment, for the receiver to open as `/proc/PID/fd/FD`."""
 
@@ -224,6 +230,7 @@ AnyFrame = (
     | Laden
     | Want
     | Loaded
+    | Landed
     | Share
     | Shared
     | Back

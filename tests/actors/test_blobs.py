@@ -156,6 +156,7 @@ async def quiet(pair: Pair) -> None:
                     or inward._loads
                     or outward._cargo
                     or outward._wanted
+                    or outward._written
                     or outward.unshipped
                     or outward._waiting
                 )

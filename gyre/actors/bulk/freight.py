@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from gyre.actors.link import Link
 
 DIAL_TIMEOUT_S = 30.0
+# From the end of the bulk connection to that of its link. A peer that closes closes both, and what it said
+# last on the other is still to be heard.
+LOST_GRACE_S = 0.1
 
 
 class Freight:
@@ -34,6 +37,7 @@ class Freight:
         self._pieces: Pieces | None = None
         self._standing: asyncio.Future[Pieces] | None = None
         self._dialling: asyncio.Task[None] | None = None
+        self._lost: asyncio.TimerHandle | None = None
 
     def pack(self, frame: Frame, payload: bytes, blobs: list[Blob]) -> bytes:
         """A frame in which Blobs were found. BadMessage where they cannot travel."""
@@ -50,8 +54,17 @@ class Freight:
         self.outgoing.drop(message)
         self.incoming.drop(message)
 
+    def lost(self, why: str) -> None:
+        """The bulk connection has ended, or cannot be made: so does the link, in a moment."""
+        if self._link.gone is None and self._lost is None:
+            self._lost = self._link.node.loop.call_later(
+                LOST_GRACE_S, self._link.give_up, f"bulk connection: {why}"
+            )
+
     def close(self) -> None:
         """The link is lost."""
+        if self._lost is not None:
+            self._lost.cancel()
         self.outgoing.close()
         self.shared.close()
         self.incoming.close()
@@ -109,9 +122,9 @@ class Freight:
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 channel = await _call(self._link)
         except TimeoutError:
-            self._link.give_up("bulk connection: no answer")
+            self.lost("no answer")
         except LinkLost as error:
-            self._link.give_up(f"bulk connection: {error}")
+            self.lost(str(error))
         else:
             self.attach(channel)
             assert self._pieces is not None

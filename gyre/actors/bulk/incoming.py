@@ -25,6 +25,7 @@ from gyre.actors.wire import (
     Frame,
     Item,
     Laden,
+    Landed,
     Loaded,
     Reply,
     Request,
@@ -246,11 +247,11 @@ class Incoming:
             return
         coming.got += nbytes
         if coming.got == coming.nbytes:
+            self.link.send(Landed(0, blob))
             self._arrived(blob, coming, coming.view)
 
     def pieces_lost(self, why: str) -> None:
-        if self.link.gone is None:
-            self.link.give_up(f"bulk connection: {why}")
+        self.link.freight.lost(why)
 
     def _allocate(self, nbytes: int) -> memoryview:
         loop = self.link.node.loop

@@ -32,11 +32,11 @@ class _Cargo:
         self.id = id
         self.message = message
         self.blob = blob
-        self.gone = False  # shipped, or nobody wants it any more
+        self.gone = False  # it is there, or nobody wants it any more
 
 
 class Outgoing:
-    """Of one link. `unshipped` counts, by message, the blobs that have not left yet."""
+    """Of one link. `unshipped` counts, by message, the blobs that are not there yet."""
 
     def __init__(self, link: Link, shared: Shared, pieces: Callable[[], Awaitable[Pieces]]) -> None:
         self._link = link
@@ -45,6 +45,7 @@ class Outgoing:
         self._cargo: dict[int, _Cargo] = {}
         self._last = 0
         self._wanted: deque[_Cargo] = deque()
+        self._written: dict[int, _Cargo] = {}
         self._task: asyncio.Task[None] | None = None
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
         self.unshipped: dict[int, int] = {}
@@ -89,13 +90,25 @@ class Outgoing:
         """Nobody waits for that message any more."""
         if message not in self.unshipped:
             return
-        for cargo in [*self._cargo.values(), *self._wanted]:
+        for cargo in [*self._cargo.values(), *self._wanted, *self._written.values()]:
             if cargo.message == message and not cargo.gone:
                 self._cargo.pop(cargo.id, None)
+                self._written.pop(cargo.id, None)
                 self._gone(cargo)
 
+    def waits_to_leave(self, message: int) -> bool:
+        """Whether a blob of it has not left yet, so that the peer cannot have it whole."""
+        waiting = [*self._cargo.values(), *(cargo for cargo in self._wanted if cargo.id not in self._written)]
+        return any(cargo.message == message and not cargo.gone for cargo in waiting)
+
+    def landed(self, id: int) -> None:
+        """The peer has it. One that was dropped meanwhile is no longer known."""
+        cargo = self._written.pop(id, None)
+        if cargo is not None:
+            self._gone(cargo)
+
     async def left(self, message: int) -> None:
-        """Until all blobs of a message have left, or it was dropped, or the link is lost."""
+        """Until all blobs of a message are there, or it was dropped, or the link is lost."""
         if message in self.unshipped:
             waiter = self._link.node.loop.create_future()
             self._waiting.setdefault(message, []).append(waiter)
@@ -106,6 +119,7 @@ class Outgoing:
             self._task.cancel()
         self._cargo.clear()
         self._wanted.clear()
+        self._written.clear()
         for message in [*self.unshipped]:
             self._settle(message)
 
@@ -118,9 +132,8 @@ class Outgoing:
                 if not cargo.gone and not await self._ship_shared(cargo):
                     await self._ship_pieces(cargo)
                 self._wanted.popleft()
-                self._gone(cargo)
         except LinkLost as error:
-            self._link.give_up(f"bulk connection: {error}")
+            self._link.freight.lost(str(error))
         finally:
             self._task = None
 
@@ -146,6 +159,7 @@ class Outgoing:
             self._shared.back(segment.id)
         else:
             self._link.send(Loaded(0, cargo.id, segment.id))
+            self._gone(cargo)
         return True
 
     async def _ship_pieces(self, cargo: _Cargo) -> None:
@@ -153,7 +167,10 @@ class Outgoing:
         for at in range(0, blob.nbytes, pieces.piece_bytes):
             if cargo.gone:
                 return
-            await pieces.write(cargo.id, at, blob[at : at + pieces.piece_bytes])
+            piece = blob[at : at + pieces.piece_bytes]
+            if at + len(piece) == blob.nbytes:
+                self._written[cargo.id] = cargo
+            await pieces.write(cargo.id, at, piece)
 
     def _gone(self, cargo: _Cargo) -> None:
         if cargo.gone:
