@@ -7,6 +7,7 @@ import argparse
 from rich.console import Console
 
 from benchmarks.actors.across import across
+from benchmarks.actors.bulk import bulk
 from benchmarks.actors.idle import idle
 from benchmarks.actors.importing import importing
 from benchmarks.actors.inside import inside
@@ -18,7 +19,7 @@ from benchmarks.report import Report
 from benchmarks.timing import FULL, QUICK
 from gyre.actors import run
 
-PARTS = ("importing", "inside", "across", "memory", "idle", "soak")
+PARTS = ("importing", "inside", "across", "bulk", "memory", "idle", "soak")
 
 
 async def measure(report: Report, console: Console, *, parts: list[str], quick: bool, soak_s: float) -> None:
@@ -37,6 +38,8 @@ async def measure(report: Report, console: Console, *, parts: list[str], quick: 
                 await inside(report, effort, peer)
             if begin("across"):
                 await across(report, effort, peer)
+    if begin("bulk"):
+        await bulk(report, effort)
     if begin("memory"):
         await memory(report, effort)
     if begin("idle"):

@@ -22,6 +22,8 @@ GATES = {
     "across.tcp.ask_p50_to_bare_ratio",
     "across.tcp.in_flight_to_bare_ratio",
     "across.tcp.in_flight_to_xoscar_ratio",
+    "bulk.tcp_to_raw_ratio",
+    "bulk.shared_to_memcpy_ratio",
     "memory.idle_actor_bytes",
     "memory.actors_in_one_process",
     "idle.cpu_fraction",
