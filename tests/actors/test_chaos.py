@@ -137,7 +137,7 @@ async def test_every_ask_ends(seed: int) -> None:
     assert tally["answered"] >= 1
 
 
-@pytest.mark.parametrize("transport", ["memory", "unix", "tcp"])
+@pytest.mark.parametrize("transport", ["memory", "unix", "tcp", "ucx"])
 @pytest.mark.parametrize("seed", range(4))
 async def test_every_ask_ends_over_links_that_break(seed: int, transport: str) -> None:
     rng = random.Random(seed)

@@ -182,7 +182,7 @@ class SimChannel:
 
     def _arrive(self, payload: bytes) -> None:
         self.other._read()
-        if self._lost:
+        if self._closed:
             return
         self._loop.record(f"frame {self.other_host.name}>{self.host.name} {payload.hex()}")
         try:

@@ -46,7 +46,7 @@ class MemoryChannel:
         self._other, other._other = other, self
 
     def _arrive(self, payload: bytes) -> None:
-        if self._lost:
+        if self._other is None:
             return
         try:
             if len(payload) > self.limit_bytes:

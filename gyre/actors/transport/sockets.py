@@ -35,6 +35,8 @@ class SocketChannel(asyncio.Protocol):
             self.receiver = receiver
         self._unframer = Unframer(HANDSHAKE_LIMIT_BYTES)
         self._transport: asyncio.Transport | None = None
+        # As long as frames are taken: what is sent after `close` must not join what is still to be written.
+        self._writer: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._turn = 0  # frames sent in this turn of the loop
         self._alone = True
@@ -50,18 +52,18 @@ class SocketChannel(asyncio.Protocol):
         self._unframer.limit_bytes = limit_bytes
 
     def send(self, payload: bytes) -> None:
-        if self._transport is None:
+        if self._writer is None:
             return
         self._turn += 1
         if self._turn == 1:
             self._loop.call_soon(self._end_turn)
             if self._alone and len(payload) <= JOIN_UP_TO_BYTES:
-                self._transport.write(header(len(payload)) + payload)
+                self._writer.write(header(len(payload)) + payload)
                 return
         self._buffer += header(len(payload))
         if len(payload) > JOIN_UP_TO_BYTES:
             self._flush()
-            self._transport.write(payload)
+            self._writer.write(payload)
         else:
             self._buffer += payload
             if self._turn % JOIN_FRAMES == 0 or len(self._buffer) > JOIN_UP_TO_BYTES:
@@ -73,17 +75,19 @@ class SocketChannel(asyncio.Protocol):
 
     def close(self) -> None:
         self._flush()
+        self._writer = None
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
+        self._writer = None
         if self._transport is not None:
             self._transport.abort()
 
     def detach(self) -> asyncio.Transport:
         """The transport, for another protocol; what was sent before leaves before. LinkLost."""
         self._flush()
-        transport, self._transport = self._transport, None
+        transport, self._transport, self._writer = self._transport, None, None
         if transport is None:
             raise LinkLost(CLOSED)
         return transport
@@ -94,14 +98,14 @@ class SocketChannel(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        if self._buffer and self._transport is not None:
+        if self._buffer and self._writer is not None:
             buffer, self._buffer = self._buffer, bytearray()
-            self._transport.write(buffer)
+            self._writer.write(buffer)
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = self._writer = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._transport.set_write_buffer_limits(high=0)  # else uvloop writes no sooner than its turn ends
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
@@ -122,7 +126,7 @@ class SocketChannel(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._writer = None
         self.resume_writing()
         truncated = "it closed within a frame" if self._unframer.truncated else CLOSED
         self.receiver.lost(self._why or (str(exc) if exc is not None else truncated))

@@ -198,7 +198,7 @@ class UcxChannel:
             return
         self._over = self._closing = True
         self._timer.cancel()
-        self._endpoint.close_blocking()  # requests that are under way keep it alive
+        self._worker.part(self._endpoint, idle=self._reading is None and not self._sends)
         self._endpoint = None
         self._reading = None
         self._sends.clear()
@@ -222,7 +222,7 @@ class UcxChannel:
             self._endpoint.raise_on_error()
         except self._worker.api.UCXConnectionResetError:
             within = self._reading is not None and self._reading[2] == self._on_chunk
-            return TRUNCATED if within else CLOSED
+            return TRUNCATED if within and not self._closing else CLOSED
         except self._worker.api.UCXError as error:
             return f"UCX: {str(error).rpartition('error: ')[2]}"
         return CLOSED
@@ -234,20 +234,22 @@ class UcxChannel:
 
 
 class UcxListener:
-    """Calls come in at any address of this machine; who calls must hold the token."""
+    """Calls come in at any address of this machine; who calls must hold the token. Who calls a closed one is
+    hung up on, until the transport is closed: then the port is free again."""
 
     def __init__(self, worker: UcxWorker, where: str, accept: Accept) -> None:
         self._worker = worker
-        self._accept = accept
-        self._listener = worker.listen(self._called)
-        self.endpoint = f"ucx:{where}:{self._listener.port}"
+        self._accept: Accept | None = accept
+        self.endpoint = f"ucx:{where}:{worker.listen(self._called)}"
 
     def close(self) -> None:
-        self._listener = None
-        self._worker.soon()
+        self._accept = None
 
     def _called(self, endpoint: Any) -> None:
-        UcxChannel(self._worker, endpoint, None, self._accept)
+        if self._accept is None:
+            self._worker.part(endpoint, idle=True)
+        else:
+            UcxChannel(self._worker, endpoint, None, self._accept)
 
 
 class UcxTransport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from gyre.actors.transport.base import TransportUnusable
 
 # Passes over all connections before the loop gets its turn again.
 PASSES = 16
+# How long a peer may take to agree to an end that is no orderly one.
+PART_TIMEOUT_S = 2.0
 INSTALL = "pip install 'gyre[ucx]'"
 
 _pid = 0
@@ -49,10 +52,12 @@ class UcxWorker:
             fix = "see UCX_TLS and UCX_NET_DEVICES in the environment"
             raise TransportUnusable("ucx", f"UCX does not start: {error}", fix) from error
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._quiet: asyncio.Future[None] | None = None
+        self._changed: asyncio.Future[None] | None = None
         self._polled: dict[Polled, None] = {}
         self._written: dict[Polled, None] = {}
         self._calls: deque[tuple[Any, Callable[[Any], None]]] = deque()
+        self._listeners: list[Any] = []
+        self._parting: list[tuple[Any, Any]] = []
         self._due = False
 
     def connect(self, address: str, port: int) -> Any:
@@ -60,10 +65,22 @@ class UcxWorker:
         self._start()
         return self.api.UCXEndpoint.create(self._worker, address, port, True)
 
-    def listen(self, called: Callable[[Any], None]) -> Any:
-        """A listener at any port of any address: ucxx offers no other. `called` gets endpoints. UCXError."""
+    def listen(self, called: Callable[[Any], None]) -> int:
+        """At any port, which it returns, of any address: ucxx offers no other. `called` gets endpoints, until
+        `close`. UCXError."""
         self._start()
-        return self.api.UCXListener.create(self._worker, 0, self._note, (called,), deliver_endpoint=True)
+        listener = self.api.UCXListener.create(self._worker, 0, self._note, (called,), deliver_endpoint=True)
+        # Endpoints made by it keep UCX's listener alive, which would call a Python one that is gone.
+        self._listeners.append(listener)
+        return int(listener.port)
+
+    def part(self, endpoint: Any, *, idle: bool) -> None:
+        """Ends a connection. UCX may not be within its progress."""
+        if idle:
+            endpoint.close_blocking()
+        elif endpoint.alive:
+            # The blocking one would cancel what is under way, and ucxx never lets go of what that leaves.
+            self._parting.append((endpoint, endpoint.close()))
 
     def add(self, polled: Polled) -> None:
         self._polled[polled] = None
@@ -73,8 +90,6 @@ class UcxWorker:
         """Closing its endpoint may have made progress with others."""
         self._polled.pop(polled, None)
         self._written.pop(polled, None)
-        if self._quiet is not None and not self._polled and not self._quiet.done():
-            self._quiet.set_result(None)
         self.soon()
 
     def written(self, polled: Polled) -> None:
@@ -89,15 +104,25 @@ class UcxWorker:
             self._loop.call_soon(self._progress)
 
     async def close(self) -> None:
-        """Returns when all are forgotten and UCX is stopped."""
+        """Returns when all are forgotten and UCX is stopped. Of a silent peer it keeps what it has."""
         if self._loop is not None:
             for polled in self._polled:
                 polled.close()
-            if self._polled:
-                self._quiet = self._loop.create_future()
-                await self._quiet
+            while self._polled:
+                await self._change()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PART_TIMEOUT_S):
+                    while self._parting:
+                        await self._change()
             self._loop.remove_reader(self._worker.epoll_file_descriptor)
+        self._listeners.clear()
         self._loop = self._worker = self._context = None
+
+    async def _change(self) -> None:
+        """Until there was progress."""
+        assert self._loop is not None
+        self._changed = self._changed or self._loop.create_future()
+        await asyncio.shield(self._changed)
 
     def _start(self) -> None:
         if self._loop is None:
@@ -121,6 +146,10 @@ class UcxWorker:
                 called(endpoint)
             for polled in [*self._polled]:
                 polled.poll()
+            self._parting = [pair for pair in self._parting if not pair[1].completed]
+            if self._changed is not None:
+                self._changed.set_result(None)
+                self._changed = None
             # Armed, the descriptor tells of whatever comes; it cannot be while something is under way.
             if self._due or self._worker.arm():
                 return

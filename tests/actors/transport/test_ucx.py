@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -79,13 +80,23 @@ async def test_an_idle_connection_takes_no_cpu() -> None:
         assert (time.process_time() - cpu) / (time.monotonic() - began) < 0.01
 
 
-async def test_who_comes_and_goes_leaves_no_descriptor() -> None:
-    async with Ends("ucx") as ends:
-        await ends.meet_and_part()
-        before = len(os.listdir("/proc/self/fd"))
-        for _ in range(30):
-            await ends.meet_and_part()
-        assert len(os.listdir("/proc/self/fd")) == before
+async def test_a_transport_that_is_closed_leaves_no_descriptor_and_its_port_is_free() -> None:
+    def descriptors() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    rest, before = "", 0
+    for turn in range(5):
+        async with Ends("ucx") as ends:
+            await ends.dial()
+            mine, _ = await ends.dial()
+            mine.channel.abort()
+            rest = ends.rest
+        before = descriptors() if turn == 0 else before
+    assert descriptors() == before
+    host, _, port = rest.rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(host, int(port))
 
 
 FORKED = """
