@@ -70,6 +70,13 @@ class Envelope(msgspec.Struct, eq=False):
         life = self.life
         return (*self.chain, Waiter(life.node.id, life.id, self.id, life.ref.label))
 
+    @property
+    def waiter(self) -> int:
+        """The message whose exclusive handler waits for what is asked from here; 0 where there is none."""
+        if self.handler.exclusive:
+            return self.id
+        return self.chain[-1].message_id if self.chain else 0
+
     def expire(self) -> None:
         answer = self.answer
         if answer is not None and not answer.done():

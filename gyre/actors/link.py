@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.actors.bulk import Freight
 from gyre.actors.envelope import Chain, Envelope
-from gyre.actors.errors import BadMessage, ExitReason, Failure, LinkLost
+from gyre.actors.errors import BadMessage, ExitReason, Failure, LinkLost, WouldDeadlock
 from gyre.actors.flow import TAKEN_AT_ONCE, Flows
 from gyre.actors.messages import Down, Message, wire_name
 from gyre.actors.ref import Ref
@@ -26,6 +26,7 @@ from gyre.actors.wire import (
     Booted,
     Bulk,
     Cancel,
+    Deadlock,
     Demand,
     End,
     Ended,
@@ -38,6 +39,7 @@ from gyre.actors.wire import (
     Loaded,
     Reply,
     Request,
+    Seek,
     Share,
     Shared,
     Shutdown,
@@ -360,6 +362,14 @@ class Link:
         else:
             life.bonds.untied(other)
 
+    def _on_seek(self, frame: Seek) -> None:
+        answer = self.incoming.get(frame.ask)
+        if answer is not None and answer.envelope is not None:
+            self.node.waits.sought(answer.envelope, frame)
+
+    def _on_deadlock(self, frame: Deadlock) -> None:
+        self.node.waits.fail(frame.waiter, frame.ask_id, WouldDeadlock([*frame.cycle]))
+
     def _tell_watchers(self, actor_id: int, reason: ExitReason) -> None:
         ref, watchers = self._watched.pop(actor_id, (None, {}))
         for watcher in watchers.values():
@@ -417,4 +427,6 @@ _ON: dict[type[Frame], Callable[[Link, Any], object]] = {
     Back: Link._on_back,
     Unshare: Link._on_unshare,
     Bulk: Link._on_bulk,
+    Seek: Link._on_seek,
+    Deadlock: Link._on_deadlock,
 }

@@ -21,6 +21,7 @@ from gyre.actors.mailbox import Mailbox
 from gyre.actors.messages import Down, Message, Tell, wire_name
 from gyre.actors.ref import ASK_TIMEOUT_S, Ref
 from gyre.actors.streams import ItemStream, Pipe
+from gyre.actors.waits import Far
 from gyre.actors.watching import Watchers
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class LocalTarget:
         current = CURRENT.get()
         chain: Chain = ()
         cause = waiter = 0
+        far: Far = ()
         if current is None:
             deadline = loop.time() + timeout_s
         else:
@@ -80,7 +82,7 @@ class LocalTarget:
             chain = current.chain_from_here()
             if chain and handler.exclusive:
                 if self._current is not None:
-                    self.check_cycle(chain)
+                    far = self.node.waits.check(chain, self)
                 waiter = chain[-1].message_id
                 if waiter in (waiting := self.node.waits.first):
                     self.node.waits.add(waiter, self)
@@ -97,6 +99,8 @@ class LocalTarget:
             envelope = Envelope(message, handler, self, id, cause, answer, chain, deadline, timeout_s)
             self.node.deadlines.add(envelope, deadline)
             self.put(envelope)
+            if far:
+                self.node.waits.seek(far, chain, id)
             try:
                 return await answer
             except asyncio.CancelledError:
@@ -212,10 +216,12 @@ class LocalTarget:
         if handler is not None and self.exit is None:
             self.put_system(Envelope(message, handler, self, self.node.new_id(), 0))
 
-    def check_cycle(self, chain: Chain) -> None:
-        """Raises WouldDeadlock when the message at hand is one of those that wait, or waits for them."""
-        if (cycle := self.node.waits.cycle(chain, self)) is not None:
-            raise WouldDeadlock(cycle)
+    def end_waiting(self, ask_id: int, error: WouldDeadlock) -> None:
+        """An ask that waits in the mailbox ends with `error`."""
+        for envelope in self.mailbox.queue or ():
+            if envelope.id == ask_id and envelope.answer is not None and not envelope.answer.done():
+                envelope.answer.set_exception(error)
+                envelope.cancel()
 
     @property
     def current(self) -> Envelope | None:

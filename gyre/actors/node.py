@@ -102,7 +102,7 @@ class Node:
         self.links = Links(self)
         self.neighbours = Neighbours(self)
         self.probes = Probes(self)
-        self.waits = Waits()
+        self.waits = Waits(self)
         self._listener: Listener | None = None
         self._listening = asyncio.Lock()
         self._exits: dict[int, ExitReason] = {}

@@ -12,11 +12,19 @@ from msgspec.msgpack import Decoder
 
 from gyre.actors.deadlines import Expiring
 from gyre.actors.envelope import CURRENT, deadline_of
-from gyre.actors.errors import ActorDied, AskTimeout, BadMessage, ExitReason, Failure, MailboxFull
+from gyre.actors.errors import (
+    ActorDied,
+    AskTimeout,
+    BadMessage,
+    ExitReason,
+    Failure,
+    MailboxFull,
+    WouldDeadlock,
+)
 from gyre.actors.messages import Down, Message, wire_name
 from gyre.actors.ref import ASK_TIMEOUT_S, Ref
 from gyre.actors.streams import WINDOW_ITEMS, ItemStream, Pipe
-from gyre.actors.wire import ASK, STREAM, TELL, UNDECODABLE, Body, Demand, Tie
+from gyre.actors.wire import ASK, STREAM, TELL, UNDECODABLE, Body, Demand, Seek, Tie
 
 if TYPE_CHECKING:
     from gyre.actors.link import Link
@@ -36,11 +44,22 @@ class PendingAsk(msgspec.Struct, eq=False):
     _timeout_s: float
     slot: dict[Expiring, None] | None = None
 
+    @property
+    def label(self) -> str:
+        return self._ref.label
+
     def expire(self) -> None:
+        self.end(_timeout(self._ref, self._message, self._timeout_s))
+
+    def end(self, error: AskTimeout | WouldDeadlock) -> None:
+        """Without its reply."""
         if not self.answer.done():
-            self.answer.set_exception(_timeout(self._ref, self._message, self._timeout_s))
+            self.answer.set_exception(error)
             self._link.pending.pop(self.id, None)
             self._link.cancel(self.id)
+
+    def seek(self, frame: Seek) -> None:
+        self._link.send(frame)
 
     def reply(self, body: Body) -> None:
         if self.answer.done():
@@ -169,6 +188,9 @@ class RemoteTarget:
         link.request(ASK, id, ref, message, current, deadline - now, 0, encoded)
         pending = link.pending[id] = PendingAsk(id, answer, link, ref, message, decoder, timeout_s)
         node.deadlines.add(pending, deadline)
+        waiter = 0 if current is None else current.waiter
+        if waiter:
+            node.waits.add_far(waiter, pending)
         try:
             return await answer
         except asyncio.CancelledError:
@@ -177,6 +199,8 @@ class RemoteTarget:
             raise
         finally:
             node.deadlines.discard(pending)
+            if waiter:
+                node.waits.discard_far(waiter, pending)
 
     async def tell(self, ref: Ref, message: Message, timeout_s: float, encoded: Body | None = None) -> None:
         node = self._node

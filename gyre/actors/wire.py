@@ -211,6 +211,24 @@ class Bulk(Frame, tag=39):
     """From who dialled the link: the bulk connection stands. To it: dial that connection."""
 
 
+class Seek(Frame, tag=16):
+    """Follow what the sender has asked you with `ask`: does it wait for a handler of `chain`, of which is the
+    ask `ask_id`? `way` names the actors on the way so far."""
+
+    ask: int
+    ask_id: int
+    chain: Annotated[tuple[Waiter, ...], msgspec.Meta(min_length=1)]
+    way: tuple[str, ...]
+
+
+class Deadlock(Frame, tag=17):
+    """It does: the ask `ask_id` of the handler that is at the message `waiter` will never be answered."""
+
+    waiter: int
+    ask_id: int
+    cycle: tuple[str, ...]
+
+
 AnyFrame = (
     Request
     | Reply
@@ -236,6 +254,8 @@ AnyFrame = (
     | Back
     | Unshare
     | Bulk
+    | Seek
+    | Deadlock
 )
 
 
