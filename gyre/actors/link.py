@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.actors.bulk import Freight
 from gyre.actors.envelope import Chain, Envelope
-from gyre.actors.errors import BadMessage, ExitReason, Failure, LinkLost, WouldDeadlock
+from gyre.actors.errors import BadMessage, ExitReason, Failure, LinkLost
 from gyre.actors.flow import TAKEN_AT_ONCE, Flows
 from gyre.actors.messages import Down, Message, wire_name
 from gyre.actors.ref import Ref
@@ -368,7 +368,7 @@ class Link:
             self.node.waits.sought(answer.envelope, frame)
 
     def _on_deadlock(self, frame: Deadlock) -> None:
-        self.node.waits.fail(frame.waiter, frame.ask_id, WouldDeadlock([*frame.cycle]))
+        self.node.waits.found(frame)
 
     def _tell_watchers(self, actor_id: int, reason: ExitReason) -> None:
         ref, watchers = self._watched.pop(actor_id, (None, {}))

@@ -100,7 +100,7 @@ class LocalTarget:
             self.node.deadlines.add(envelope, deadline)
             self.put(envelope)
             if far:
-                self.node.waits.seek(far, chain, id)
+                self.node.waits.seek(far, chain, self.id, id)
             try:
                 return await answer
             except asyncio.CancelledError:

@@ -19,7 +19,6 @@ from gyre.actors.errors import (
     ExitReason,
     Failure,
     MailboxFull,
-    WouldDeadlock,
 )
 from gyre.actors.messages import Down, Message, wire_name
 from gyre.actors.ref import ASK_TIMEOUT_S, Ref
@@ -49,12 +48,8 @@ class PendingAsk(msgspec.Struct, eq=False):
         return self._ref.label
 
     def expire(self) -> None:
-        self.end(_timeout(self._ref, self._message, self._timeout_s))
-
-    def end(self, error: AskTimeout | WouldDeadlock) -> None:
-        """Without its reply."""
         if not self.answer.done():
-            self.answer.set_exception(error)
+            self.answer.set_exception(_timeout(self._ref, self._message, self._timeout_s))
             self._link.pending.pop(self.id, None)
             self._link.cancel(self.id)
 

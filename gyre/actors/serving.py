@@ -145,7 +145,8 @@ def _envelope(link: Link, frame: Request, life: Life, answer: RemoteAnswer | Non
     if handler.kind is not _KINDS.get(frame.kind):
         raise BadMessage(f"{frame.type} was sent as another kind of message")
     if frame.chain and handler.exclusive:
-        link.node.waits.seek(link.node.waits.check(frame.chain, life), frame.chain, frame.id)
+        waits = link.node.waits
+        waits.seek(waits.check(frame.chain, life), frame.chain, life.id, frame.id)
     node, left_s = link.node, frame.left_s
     message = node.codec.decode(handler.message, frame.body)
     deadline = None if left_s is None else node.loop.time() + left_s

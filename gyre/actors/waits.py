@@ -6,7 +6,7 @@ to its own asker: here at once, and along the asks that lead to other nodes by a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gyre.actors.envelope import Chain, Envelope
@@ -76,45 +76,43 @@ class Waits:
         Else the asks on the way that lead to other nodes: `seek` looks further there."""
         return self._search(chain, [(actor, (actor.ref.label,))], ())
 
-    def seek(self, far: Far, chain: Chain, ask_id: int) -> None:
-        """Looks for the way back to `chain`, of which is the ask `ask_id`, at the nodes where `far` is
-        handled. That ask fails where there is one."""
-        for ask, way in far:
-            if len(way) <= LONGEST_WAY:
-                ask.seek(Seek(0, ask.id, ask_id, chain, way))
+    def seek(self, far: Far, chain: Chain, actor_id: int, ask_id: int) -> None:
+        """Looks for the way back to `chain` at the nodes where `far` is handled. Where there is one, the ask
+        of that chain which waits in the mailbox of `actor_id` ends."""
+        self._send(far, Seek(0, 0, actor_id, ask_id, chain, (), ()))
 
     def sought(self, envelope: Envelope, frame: Seek) -> None:
-        """A peer looks through what it has asked here. An ask that is over, or not begun, leads nowhere."""
+        """A peer looks through what it has asked here."""
         actors: list[tuple[LocalTarget, tuple[str, ...]]] = []
-        asks: Iterable[PendingAsk] = ()
+        far: Far = ()
         if envelope.handler.exclusive:
             actors = [(envelope.life, frame.way)]
         elif envelope.chain:
             # What a concurrent handler asks is what its asker waits for.
             waiter = envelope.chain[-1].message_id
             actors = [(actor, (*frame.way, actor.ref.label)) for actor in self.of(waiter)]
-            asks = self.far.get(waiter, {}).values()
+            far = [(ask, (*frame.way, ask.label)) for ask in self.far.get(waiter, {}).values()]
         try:
-            far = self._search(frame.chain, actors, [(ask, (*frame.way, ask.label)) for ask in asks])
+            far = self._search(frame.chain, actors, far)
         except WouldDeadlock as error:
-            self._condemn(frame.chain, frame.ask_id, error)
+            self.found(Deadlock(0, frame.actor_id, frame.ask_id, frame.route, tuple(error.cycle)))
         else:
-            self.seek(far, frame.chain, frame.ask_id)
+            self._send(far, frame)
 
-    def fail(self, waiter: int, ask_id: int, error: WouldDeadlock) -> None:
-        """Ends an ask of the handler that is at the message `waiter`."""
-        pending = self.far.get(waiter, {}).get(ask_id)
-        if pending is not None:
-            pending.end(error)
-        for actor in self.of(waiter):
-            actor.end_waiting(ask_id, error)
+    def found(self, frame: Deadlock) -> None:
+        """There is a way: to be told where the looking began, by the links that it came by."""
+        route = frame.route[:-1] if frame.route[-1:] == (self._node.id,) else frame.route
+        if route:
+            if (link := self._node.links.get(route[-1])) is not None:
+                link.send(Deadlock(0, frame.actor_id, frame.ask_id, route, frame.cycle))
+        elif (life := self._node.lives.get(frame.actor_id)) is not None:
+            life.end_waiting(frame.ask_id, WouldDeadlock([*frame.cycle]))
 
-    def _condemn(self, chain: Chain, ask_id: int, error: WouldDeadlock) -> None:
-        asker = chain[-1]
-        if asker.node_id == self._node.id:
-            self.fail(asker.message_id, ask_id, error)
-        elif (link := self._node.links.get(asker.node_id)) is not None:
-            link.send(Deadlock(0, asker.message_id, ask_id, tuple(error.cycle)))
+    def _send(self, far: Far, frame: Seek) -> None:
+        route = (*frame.route, self._node.id)
+        for ask, way in far:
+            if len(way) <= LONGEST_WAY:
+                ask.seek(Seek(0, ask.id, frame.actor_id, frame.ask_id, frame.chain, way, route))
 
     def _search(self, chain: Chain, ways: list[tuple[LocalTarget, tuple[str, ...]]], far: Far) -> Far:
         """From actor to actor: one waits for what the handler that it is in waits for."""

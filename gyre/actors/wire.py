@@ -212,20 +212,24 @@ class Bulk(Frame, tag=39):
 
 
 class Seek(Frame, tag=16):
-    """Follow what the sender has asked you with `ask`: does it wait for a handler of `chain`, of which is the
-    ask `ask_id`? `way` names the actors on the way so far."""
+    """Follow what the sender has asked you with `ask`: does it wait for a handler of `chain`? The ask
+    `ask_id` of that chain waits at the first node of `route`, those on the way so far, in the mailbox of
+    `actor_id`. `way` names the actors on it."""
 
     ask: int
+    actor_id: int
     ask_id: int
-    chain: Annotated[tuple[Waiter, ...], msgspec.Meta(min_length=1)]
+    chain: tuple[Waiter, ...]
     way: tuple[str, ...]
+    route: tuple[str, ...]
 
 
 class Deadlock(Frame, tag=17):
-    """It does: the ask `ask_id` of the handler that is at the message `waiter` will never be answered."""
+    """It does, so that the ask will never be answered: to the last of `route`, and on to the first."""
 
-    waiter: int
+    actor_id: int
     ask_id: int
+    route: tuple[str, ...]
     cycle: tuple[str, ...]
 
 
