@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import mmap
 import weakref
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import ctypes
 
 SMALLEST_BYTES = 256 * 1024
 IDLE_BYTES = 256 * 2**20
@@ -34,6 +36,8 @@ def size_class(nbytes: int) -> int:
 
 @lru_cache(64)
 def _array(nbytes: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
+    import ctypes  # only who is sent blobs needs it
+
     return ctypes.c_ubyte * nbytes
 
 

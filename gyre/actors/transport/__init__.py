@@ -19,7 +19,6 @@ from gyre.actors.transport.base import (
 )
 from gyre.actors.transport.memory import MemoryTransport
 from gyre.actors.transport.sockets import TcpTransport, UnixTransport
-from gyre.actors.transport.ucx import UcxTransport
 
 __all__ = [
     "CLOSED",
@@ -46,6 +45,8 @@ def make_transport(scheme: str, where: str = "") -> Transport:
         case "tcp":
             return TcpTransport(where)
         case "ucx":
+            from gyre.actors.transport.ucx import UcxTransport  # few need it
+
             return UcxTransport(where)
         case "memory":
             return MemoryTransport()

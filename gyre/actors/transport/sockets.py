@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import tempfile
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from gyre.actors.errors import BadMessage, LinkLost
 from gyre.actors.framing import FrameTooLong, Unframer, header
 from gyre.actors.transport.base import CLOSED, Accept, Receiver
+
+if TYPE_CHECKING:
+    import tempfile
 
 HANDSHAKE_LIMIT_BYTES = 4096
 # The peer begins on these while the rest of a long turn is still being made.
@@ -167,6 +169,8 @@ class UnixTransport:
 
     async def listen(self, name: str, accept: Accept) -> SocketListener:
         if not self.where:
+            import tempfile  # with all that it imports it costs as much as the rest of the transports
+
             self._own = tempfile.TemporaryDirectory(prefix="gyre-", dir=_short_folder())
             self.where = self._own.name
         path = Path(self.where, f"{name}.sock")
@@ -214,4 +218,6 @@ class TcpTransport:
 
 def _short_folder() -> str | None:
     """The path of a unix socket has 107 bytes at most; a deep TMPDIR is not used."""
+    import tempfile
+
     return None if len(tempfile.gettempdir()) < 60 else "/tmp"
