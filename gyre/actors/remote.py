@@ -98,7 +98,7 @@ class PendingStream:
         self._message = message
         self._decoder = decoder
         self._taken = 0
-        self._taken_position = 0
+        self._taken_position = position
         self._loads: dict[int, Callable[[], None]] = {}
 
     def item(self, position: int, body: Body) -> None:

@@ -132,6 +132,15 @@ async def test_items_of_a_stream_in_order(pair: Pair) -> None:
     assert got == [pattern(size) for size in sizes]
 
 
+async def test_a_stream_goes_on_from_a_position(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming_, "UNDER_WAY_BYTES", 2 * MIB)
+    ref = pair.carry(await start(pair.b, Porter()))
+    sizes = [MIB + i for i in range(12)]
+    got = [blob.nbytes async for blob in ref.stream(Pour(sizes=sizes), position=3)]
+    assert got == sizes[3:]
+    await quiet(pair)
+
+
 async def test_a_stream_that_is_closed_leaves_nothing(pair: Pair) -> None:
     ref = pair.carry(await start(pair.b, Porter()))
     for _ in range(10):
