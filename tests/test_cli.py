@@ -36,6 +36,21 @@ def test_check_of_a_bad_job_names_all_faults_and_exits_with_2(job_file: Path) ->
     assert "train.steps: found 0" in result.stderr
 
 
+def test_check_builds_the_options_of_a_harness_actor(job_file: Path) -> None:
+    (job_file.parent / "own.py").write_text(
+        "import msgspec\nfrom gyre.harness import Harness\n"
+        "class Options(msgspec.Struct):\n    turns: int = 3\n"
+        "class Own(Harness):\n    def __init__(self, options: Options) -> None: ...\n"
+    )
+    own = ["--set", "harness.command=", "--set", "harness.actor=own.py:Own"]
+    right = CliRunner().invoke(app, ["check", str(job_file), *own, "--set", "harness.options.turns=4"])
+    assert right.exit_code == 0
+    assert "turns = 4" in right.stdout
+    wrong = CliRunner().invoke(app, ["check", str(job_file), *own, "--set", "harness.options.turn=4"])
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert "harness.options.turn: unknown key; Options has turns; did you mean" in wrong.stderr
+
+
 def test_check_warns_and_goes_on(job_file: Path) -> None:
     result = CliRunner().invoke(app, ["check", str(job_file), "--set", "loss.clip_high=0.2"])
     assert result.exit_code == 0

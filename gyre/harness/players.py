@@ -143,7 +143,8 @@ class ActorPlayer:
             return Exit(kind="exited", code=1, detail=str(error))
         else:
             halted = True
-            attempt.output.feed(outcome.text.encode(errors="replace"))
+            if outcome.text:
+                attempt.output.feed(f"{outcome.text}\n".encode(errors="replace"))
             return Exit(kind="exited", code=0 if outcome.completed else 1, detail=outcome.detail)
         finally:
             if not halted:

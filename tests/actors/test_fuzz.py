@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from gyre.actors import BadMessage, ExitReason, LinkLost, Node
+from gyre.actors.envelope import Waiter
 from gyre.actors.errors import Failure
 from gyre.actors.link import Link
 from gyre.actors.wire import (
@@ -18,6 +19,7 @@ from gyre.actors.wire import (
     Bulk,
     Cancel,
     Codec,
+    Deadlock,
     Demand,
     End,
     Ended,
@@ -31,10 +33,12 @@ from gyre.actors.wire import (
     Parcel,
     Reply,
     Request,
+    Seek,
     Share,
     Shared,
     Shutdown,
     Taken,
+    Tie,
     Unshare,
     Want,
     Watch,
@@ -63,6 +67,10 @@ def frames(actor_id: int) -> list[Frame]:
         Booted(1, 5, "unix:/x", None),
         Ended(1, reason),
         Shutdown(1),
+        Tie(1, 5, 6, "far", 1, True),  # of nobody here: whoever is linked with a peer dies with the link
+        Tie(1, actor_id, 6, "far", 1, False),
+        Seek(1, 7, actor_id, 8, (Waiter("n", 1, 2, "l"),), ("l",), ("n",)),
+        Deadlock(1, actor_id, 8, ("n", "m"), ("l", "l")),
         *blob_frames(name, actor_id, body),
     ]
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.actors import BadMessage, ExitReason, Ref
+from gyre.actors.envelope import Waiter
 from gyre.actors.errors import Failure
-from gyre.actors.wire import Codec, Demand, Failed, Gone, Reply, Request
+from gyre.actors.wire import Codec, Deadlock, Demand, Failed, Gone, Reply, Request, Seek, Tie
 from tests.actors.zoo import Cat, CounterConfig, Dog
 
 
@@ -106,6 +107,9 @@ def test_a_request_survives_the_wire(kind: int, id: int, name: str, body: bytes,
         Failed(1, 2, Failure(type_name="x", args=[1], fields={"a": None})),
         Demand(1, 2, 3),
         Gone(1, 2, ExitReason(kind="exit", exit_code=3, stderr_tail=("a",))),
+        Tie(1, 2, 3, "far", 1, True),
+        Seek(1, 2, 3, 4, (Waiter("n", 1, 2, "l"),), ("l",), ("n",)),
+        Deadlock(1, 2, 3, ("n",), ("l", "l")),
     ],
 )
 def test_frames_survive_the_wire(frame: Any) -> None:
