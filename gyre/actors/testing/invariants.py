@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
+from weakref import WeakKeyDictionary
 
 from gyre.actors.family import Family
 from gyre.actors.flow import CREDIT
@@ -17,7 +18,7 @@ class Invariants:
 
     def __init__(self, nodes: dict[Host | None, list[Node]]) -> None:
         self._nodes = nodes
-        self._parents: dict[Node, dict[int, Life]] = {}
+        self._parents: MutableMapping[Node, dict[int, Life]] = WeakKeyDictionary()
 
     def check(self, host: Host | None, now: float) -> list[str]:
         """What does not hold of that host's nodes."""

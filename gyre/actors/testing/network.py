@@ -66,6 +66,9 @@ class SimNetwork:
         for channel in [*self._channels]:
             if channel.host is host:
                 del self._channels[channel]
+        self._slow.pop(host, None)
+        for pair in [pair for pair in self.last if host in pair]:
+            del self.last[pair]
         for endpoint, listener in [*self.listeners.items()]:
             if listener.host is host:
                 del self.listeners[endpoint]

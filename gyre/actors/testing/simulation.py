@@ -42,6 +42,7 @@ class Simulation:
         self._deaths: dict[Host, Callable[[int], None]] = {}
         self._tasks: list[SimTask[Any]] = []
         self._faults: list[str] = []
+        self.max_steps = MAX_STEPS
         self._invariants = Invariants(self.nodes)
         self.loop.set_exception_handler(self._on_fault)
         self.loop.after_step = self._check
@@ -122,11 +123,17 @@ class Simulation:
         self.loop.record(f"end of {host.name} {code}")
         host.alive = False
         (self.network.vanish if vanish else self.network.exit)(host)
-        for child, parent in self._parents.items():
-            if parent is host:
-                self._end(child, -9, vanish=vanish)
+        for child in [child for child, parent in self._parents.items() if parent is host]:
+            self._end(child, -9, vanish=vanish)
+        self._forget(host)
         if host in self._deaths:
-            self._deaths[host](code)
+            self._deaths.pop(host)(code)
+
+    def _forget(self, host: Host) -> None:
+        """A run of days has many processes."""
+        del self._parents[host]
+        self.nodes.pop(host, None)
+        self._tasks = [task for task in self._tasks if not task.done()]
 
     # --- what must hold -----------------------------------------------------------------------------
 
@@ -135,8 +142,8 @@ class Simulation:
         self._faults.append(what)
 
     def _check(self, host: Host | None) -> None:
-        if self.loop.steps > MAX_STEPS:
-            self._faults.append(f"{MAX_STEPS} steps and no end")
+        if self.loop.steps > self.max_steps:
+            self._faults.append(f"{self.max_steps} steps and no end")
         faults = self._faults or self._invariants.check(host, self.loop.time())
         if faults:
             self._faults = []
