@@ -57,13 +57,17 @@ class Report:
         return msgspec.json.encode(value).decode()
 
     def print(self, console: Console) -> None:
-        figures = Table("figure", title=self.benchmark, title_justify="left")
-        figures.add_column("value", justify="right")
-        for name, value in self.figures.items():
-            figures.add_row(name, _readable(value))
-        console.print(figures)
+        if self.figures:
+            console.print(self._figures())
         if self.gates:
             console.print(self._gates())
+
+    def _figures(self) -> Table:
+        table = Table("figure", title=self.benchmark, title_justify="left")
+        table.add_column("value", justify="right")
+        for name, value in self.figures.items():
+            table.add_row(name, _readable(value))
+        return table
 
     def _gates(self) -> Table:
         table = Table("gate")

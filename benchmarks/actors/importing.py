@@ -15,11 +15,12 @@ _CODE = "import time; start = time.perf_counter(); import gyre.actors; print(tim
 
 
 async def importing(report: Report, effort: Effort) -> None:
-    """Compiled modules are kept, as they are wherever Python is not told otherwise; the first run makes them."""
+    """Compiled modules are kept, as they are unless Python is told otherwise; the first run makes them."""
     with tempfile.TemporaryDirectory() as compiled:
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         took_s = [await _import_s(environment) for _ in range(effort.rounds + 1)]
+    report.figure("importing.gyre_actors_ms", min(took_s) * 1e3)
     report.at_most("importing.gyre_actors_ms", min(took_s) * 1e3, IMPORT_MS)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from gyre.actors.errors import ExitReason, SpawnFailed
@@ -73,6 +72,20 @@ class Child:
         if reason.kind == "lost" and isinstance(self.spec, ProcessSpec) and self.spec.node is not None:
             return "temporary"
         return self.spec.restart
+
+
+class _End:
+    """Called when that life has ended. Each actor has one: a `partial` would take three times the memory."""
+
+    __slots__ = ("_child", "_family", "_running")
+
+    def __init__(self, family: Family, child: Child, running: Running) -> None:
+        self._family = family
+        self._child = child
+        self._running = running
+
+    def __call__(self, ended: asyncio.Future[ExitReason]) -> None:
+        self._family.ended(self._child, self._running, ended.result())
 
 
 class Family:
@@ -186,7 +199,7 @@ class Family:
         if child.last is not None:
             self._node.neighbours.names.moved(child.last, running.ref)
         child.last = running.ref
-        running.ended.add_done_callback(partial(self._ended, child, running), context=self._node.context)
+        running.ended.add_done_callback(_End(self, child, running), context=self._node.context)
         return running
 
     async def _stop(self, child: Child) -> None:
@@ -215,11 +228,12 @@ class Family:
 
     # --- ends that nobody asked for -------------------------------------------------------------
 
-    def _ended(self, child: Child, running: Running, ended: asyncio.Future[ExitReason]) -> None:
+    def ended(self, child: Child, running: Running, reason: ExitReason) -> None:
+        """A life of `child` is over."""
         self._node.neighbours.names.ended(running.ref)
         if child.stopping or self._closing or child.running is not running:
             return
-        self._exits.append((child, running, ended.result()))
+        self._exits.append((child, running, reason))
         if self._keeper is None or self._keeper.done():
             self._keeper = self._node.loop.create_task(
                 self._keep(), name=f"{self._parent}/supervision", context=self._node.context.copy()
