@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -68,10 +69,10 @@ async def pair(world: World, request: pytest.FixtureRequest) -> AsyncIterator[Pa
 
 async def until(holds: Callable[[], bool]) -> None:
     """Memory comes back on a later turn of the loop."""
-    for _ in range(200):
+    for _ in range(1000):
         if holds():
             return
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.01)
     raise AssertionError("it never came to hold")
 
 
@@ -307,6 +308,36 @@ def rss_bytes() -> int:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def memfds() -> list[str]:
+    """Shared memory that this process holds open or mapped."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    with open("/proc/self/maps") as maps:
+        links += maps.read().splitlines()
+    return [link for link in links if "/memfd:gyre-" in link]
+
+
+async def test_nothing_is_held_once_the_nodes_are_left(world: World) -> None:
+    pair = Pair(world)
+    async with pair.a, pair.b:
+        await pair.a.listen()
+        await pair.b.listen()
+        ref = pair.carry(await start(pair.b, Porter()))
+        assert (await ref.ask(Echo(blob=Blob(bytes(MIB))))).nbytes == MIB
+    gc.collect()
+    assert not memfds()
+
+
+@pytest.mark.parametrize("world", ["unix"], indirect=True)
+async def test_an_idle_actor_keeps_no_blob(pair: Pair) -> None:
+    ref = pair.carry(await start(pair.b, Porter()))
+    await ref.ask(Sum(blob=Blob(bytes(MIB))))
+    (link,) = pair.a.links.all()
+    await until(lambda: not link.freight.shared._busy)
+
+
 async def test_memory_and_descriptors_are_flat(pair: Pair) -> None:
     ref = pair.carry(await start(pair.b, Porter()))
     sent = pattern(2 * MIB)
@@ -443,6 +474,8 @@ async def test_a_process_killed_under_a_transfer_fails_it_with_the_cause(shared:
         for ask in asks:
             with pytest.raises(ActorDied, match="SIGKILL"):
                 await ask
+        await process.ended
+        await until(lambda: not memfds())
 
 
 async def test_nothing_is_left_of_a_sender_that_was_killed(tmp_path: Path) -> None:
