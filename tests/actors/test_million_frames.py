@@ -30,6 +30,7 @@ from tests.actors.test_links import TOKEN
 
 FRAMES = int(os.environ.get("GYRE_FRAMES", "20000"))
 MOST_A_CONNECTION = 200
+TARGETS = 3
 # A link's own line, or that of a stranger who was refused; and what actors themselves come to.
 OF_A_CONNECTION = {"link_lost", "peer_refused"}
 OF_ACTORS = {"dead_letters", "actor_died", "actor_restarted"}
@@ -183,7 +184,7 @@ async def listening(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
     rules = Supervision(max_restarts=10**9, window_s=1.0)
     async with Node(name="b", transport=transport, token=TOKEN, supervision=rules) as node:
         await node.listen()
-        for index in range(3):
+        for index in range(TARGETS):
             await node.spawn(ChildSpec(name=f"target-{index}", start=Target))
         yield node
 
@@ -234,7 +235,7 @@ async def test_mutated_frames_end_their_connection_at_most(listening: Node, rece
 
 async def still_works(node: Node) -> None:
     """All are there and answer: also those that a peer had linked itself with, which die when it is gone."""
-    for index in range(3):
+    for index in range(TARGETS):
         answer = None
         while answer is None:
             ref = node.lookup(f"target-{index}")

@@ -83,7 +83,7 @@ def test_the_seeds_find_an_answer_that_is_lost(monkeypatch: pytest.MonkeyPatch) 
     assert any("lost its peer" in run_seed(job.prompt, seed).fault for seed in range(20))
 
 
-@pytest.mark.parametrize("victim", ["cell-1", "other", "root", "ledger", "cells"])
+@pytest.mark.parametrize("victim", ["cell-1", "other", "root", "ledger", "watcher", "cells"])
 def test_a_kill_at_any_step_leaves_no_ask_unanswered(victim: str) -> None:
     steps = run_seed(job.short, 1).steps
     every = max(1, steps * 40 // (SEEDS * 10))
