@@ -43,7 +43,7 @@ def _run(*arguments: str, **environment: str) -> dict[str, Any]:
     )
     assert ran.returncode == 0, ran.stderr
     table, _, line = ran.stdout.rstrip("\n").rpartition("\n")
-    assert "figure" in table
+    assert "gate" in table
     found: dict[str, Any] = json.loads(line)
     return found
 

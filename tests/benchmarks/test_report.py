@@ -68,3 +68,11 @@ def test_the_table_says_why_a_gate_is_not_met() -> None:
     assert "NO: no gauge" in text
     assert ">= 2" in text
     assert "boil_s" in text
+
+
+def test_a_table_without_rows_is_not_shown() -> None:
+    report = Report("kettle")
+    report.at_least("litres_per_s", 3.0, 2.0)
+    out = io.StringIO()
+    report.print(Console(file=out, width=120))
+    assert "figure" not in out.getvalue()
