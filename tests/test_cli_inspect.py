@@ -26,17 +26,22 @@ ZOO = "tests.actors.zoo"
 ROOT = Path(__file__).parents[1]
 
 
-async def gyre(*arguments: str | Path, cwd: Path = ROOT) -> tuple[int, str, str]:
+async def start(*arguments: str | Path, cwd: Path = ROOT) -> asyncio.subprocess.Process:
     """`gyre inspect` as a user calls it."""
     code = "from gyre.cli import app; app()"
-    process = await asyncio.create_subprocess_exec(
+    return await asyncio.create_subprocess_exec(
         sys.executable,
         *("-c", code, "inspect", *map(str, arguments)),
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+async def gyre(*arguments: str | Path, cwd: Path = ROOT) -> tuple[int, str, str]:
+    """Its exit code and what it printed."""
+    process = await start(*arguments, cwd=cwd)
     out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
@@ -110,16 +115,15 @@ async def find(desk: Ref, name: str) -> Ref:
 async def test_a_trace_of_a_job_that_ends_says_so(run_dir: Path) -> None:
     async with Node("root") as node, offered(node, run_dir / "other.json"):
         ref = await node.spawn(ChildSpec(name="a", start=Counter, restart="temporary"))
-        tracing = asyncio.ensure_future(gyre("--run", run_dir / "other.json", "--trace", "50"))
-        while not (node.probes.on or tracing.done()):
+        process = await start("--run", run_dir / "other.json", "--trace", "50")
+        assert process.stdout is not None
+        line = asyncio.ensure_future(process.stdout.readline())
+        while not line.done():
             await ref.ask(Add(amount=1))
             await asyncio.sleep(0.02)
-        await ref.ask(Add(amount=1))
-        await asyncio.sleep(0.2)
-    code, out, err = await tracing
-    assert code == 3
-    assert "  a  Add  " in out
-    assert err == f"{run_dir}: the job has ended\n"
+        assert "  a  Add  " in (await line).decode()
+    _, err = await process.communicate()
+    assert (process.returncode, err.decode()) == (3, f"{run_dir}: the job has ended\n")
 
 
 # --- no living job --------------------------------------------------------------------------------------
