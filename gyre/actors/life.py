@@ -268,6 +268,7 @@ class Life(LocalTarget):
         if reason is not None:
             await self._close(reason)
         CURRENT.set(None)  # else the context would keep the last message
+        CURRENT.set(None)  # else an idle actor would keep its last message and what it answered
         self._main = None
         self.mailbox.shrink()
 

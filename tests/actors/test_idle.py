@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
-from gyre.actors import Node, Ref
+from gyre.actors import Actor, Ask, Node, Ref, handles
 from tests.actors.conftest import life, start
 from tests.actors.zoo import Add, Bump, Counter, Observer, Quit
+
+
+class Kept:
+    """Can be seen to be gone."""
 
 
 async def dead(node: Node, name: str) -> Ref:
@@ -75,3 +81,27 @@ async def test_one_that_was_woken_as_it_dozed_off_dozes_again(
         await asyncio.wait([main])
     assert life(ref)._main is None
     assert counter.total == 1
+
+
+class Keep(Ask[Kept], frozen=True, kw_only=True):
+    pass
+
+
+class Giver(Actor):
+    @handles(Keep)
+    async def keep(self, message: Keep) -> Kept:
+        return Kept()
+
+
+async def test_an_idle_actor_keeps_neither_its_last_message_nor_what_it_answered(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gyre.actors.idle.SWEEP_S", 0.01)
+    ref = await start(node, Giver())
+    answered = weakref.ref(await ref.ask(Keep()))
+    main = life(ref)._main
+    assert main is not None
+    async with asyncio.timeout(2):
+        await asyncio.wait([main])
+    gc.collect()
+    assert answered() is None
