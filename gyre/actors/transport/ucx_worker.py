@@ -114,6 +114,7 @@ class UcxWorker:
                 async with asyncio.timeout(PART_TIMEOUT_S):
                     while self._parting:
                         await self._change()
+            self._worker.progress()  # the last of those that parted learn it
             self._loop.remove_reader(self._worker.epoll_file_descriptor)
         self._listeners.clear()
         self._loop = self._worker = self._context = None
