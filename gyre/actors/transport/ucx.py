@@ -116,6 +116,8 @@ class UcxChannel:
         self._loop.call_soon(self.end, CLOSED)
 
     def _write(self, data: bytes | bytearray) -> None:
+        if not self._endpoint.alive:
+            return
         request = self._endpoint.stream_send(self._array(data))
         if not request.completed:
             self._sends.append((request, data))
@@ -161,7 +163,8 @@ class UcxChannel:
             then(buffer)
 
     def _read(self, nbytes: int, then: Callable[[bytearray], None]) -> None:
-        if not self._over:
+        # What is submitted to an endpoint that has failed is never done, and keeps all UCX has.
+        if not self._over and self._endpoint.alive:
             buffer = bytearray(nbytes)
             self._reading = (self._endpoint.stream_recv(self._array(buffer)), buffer, then)
 

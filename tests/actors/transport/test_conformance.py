@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
 import os
@@ -23,10 +24,29 @@ SIZES = (0, 1, 3, 4, 5, 4095, 4096, 65_536, *range(MIB // 4 - 9, MIB // 4 + 2), 
 
 @pytest.fixture
 async def ends(world: World) -> AsyncIterator[Ends]:
+    await once(world.kind)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
     async with Ends(world.kind) as ends:
         yield ends
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    assert not {task for task in left if not (task.get_name() + repr(task)).count("pytest")}
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    gc.collect()
+    if world.kind == "ucx":  # those of the others are closed by their loop
+        assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@functools.cache
+def seen(kind: str) -> set[str]:
+    return set()
+
+
+async def once(kind: str) -> None:
+    """The first connection of a process opens what the later ones share."""
+    if not seen(kind):
+        seen(kind).add(kind)
+        async with Ends(kind) as ends:
+            await ends.meet_and_part()
 
 
 def noise(seed: int, nbytes: int) -> bytes:
@@ -155,10 +175,10 @@ async def test_both_end_it_at_once(ends: Ends, how: tuple[str, str]) -> None:
             assert await end.lost_why()
 
 
-@pytest.mark.parametrize("error", [BadMessage("no sense in it"), LinkLost("no sense in it")])
-async def test_what_a_receiver_refuses_ends_it_with_its_reason(ends: Ends, error: Exception) -> None:
+@pytest.mark.parametrize("error", [BadMessage, LinkLost])
+async def test_what_a_receiver_refuses_ends_it_with_its_reason(ends: Ends, error: type[Exception]) -> None:
     mine, theirs = await ends.dial()
-    theirs.deaf = error
+    theirs.deaf = error("no sense in it")
     for number in range(10):
         mine.channel.send(b"%d" % number)
     theirs.channel.send(b"the last word")
