@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gyre.actors.bulk import Freight
+from gyre.actors.bulk import FREIGHT, Freight
 from gyre.actors.envelope import Chain, Envelope
 from gyre.actors.errors import BadMessage, ExitReason, Failure, LinkLost
 from gyre.actors.flow import TAKEN_AT_ONCE, Flows
@@ -20,11 +20,9 @@ from gyre.actors.transport.ucx import UcxChannel
 from gyre.actors.wire import (
     MAX_FRAME_BYTES,
     TELL,
-    Back,
     Beat,
     Body,
     Booted,
-    Bulk,
     Cancel,
     Deadlock,
     Demand,
@@ -34,19 +32,12 @@ from gyre.actors.wire import (
     Frame,
     Gone,
     Item,
-    Laden,
-    Landed,
-    Loaded,
     Reply,
     Request,
     Seek,
-    Share,
-    Shared,
     Shutdown,
     Taken,
     Tie,
-    Unshare,
-    Want,
     Watch,
 )
 
@@ -292,33 +283,6 @@ class Link:
         if answer is not None:
             answer.cancel()
 
-    def _on_laden(self, frame: Laden) -> None:
-        self.freight.incoming.laden(frame)
-
-    def _on_want(self, frame: Want) -> None:
-        self.freight.outgoing.want(frame.first, frame.count)
-
-    def _on_loaded(self, frame: Loaded) -> None:
-        self.freight.incoming.loaded(frame)
-
-    def _on_landed(self, frame: Landed) -> None:
-        self.freight.outgoing.landed(frame.blob)
-
-    def _on_share(self, frame: Share) -> None:
-        self.send(Shared(0, frame.id, self.freight.incoming.share(frame)))
-
-    def _on_shared(self, frame: Shared) -> None:
-        self.freight.shared.opened(frame.id, frame.ok)
-
-    def _on_back(self, frame: Back) -> None:
-        self.freight.shared.back(frame.id)
-
-    def _on_unshare(self, frame: Unshare) -> None:
-        self.freight.incoming.unshare(frame.id)
-
-    def _on_bulk(self, frame: Bulk) -> None:
-        self.freight.on_bulk()
-
     def _on_taken(self, frame: Taken) -> None:
         self.flows.taken(frame.to, frame.count)
 
@@ -402,7 +366,12 @@ class Link:
             self._tell_watchers(actor_id, reason)
 
 
+def _by_freight(handle: Callable[[Freight, Any], object]) -> Callable[[Link, Any], object]:
+    return lambda link, frame: handle(link.freight, frame)
+
+
 _ON: dict[type[Frame], Callable[[Link, Any], object]] = {
+    **{kind: _by_freight(handle) for kind, handle in FREIGHT.items()},
     Request: serve,
     Reply: Link._on_reply,
     Failed: Link._on_failed,
@@ -418,15 +387,6 @@ _ON: dict[type[Frame], Callable[[Link, Any], object]] = {
     Shutdown: Link._on_process,
     Beat: Link._on_beat,
     Tie: Link._on_tie,
-    Laden: Link._on_laden,
-    Want: Link._on_want,
-    Loaded: Link._on_loaded,
-    Landed: Link._on_landed,
-    Share: Link._on_share,
-    Shared: Link._on_shared,
-    Back: Link._on_back,
-    Unshare: Link._on_unshare,
-    Bulk: Link._on_bulk,
     Seek: Link._on_seek,
     Deadlock: Link._on_deadlock,
 }

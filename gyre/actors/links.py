@@ -51,7 +51,9 @@ class Links:
                 link.gone = self._over[node_id]
                 return link
             self._links[node_id] = link
-            task = self._node.loop.create_task(self._dial(link), name=f"dial {endpoint}")
+            task = self._node.loop.create_task(
+                self._dial(link), name=f"dial {endpoint}", context=self._node.context
+            )
             self._dialling.add(task)
             task.add_done_callback(self._dialling.discard)
         return link

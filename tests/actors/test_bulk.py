@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import os
 import threading
@@ -248,7 +249,7 @@ def test_a_size_class_holds_what_it_is_for(nbytes: int) -> None:
 async def test_memory_comes_back_when_its_last_view_is_gone() -> None:
     loop = asyncio.get_running_loop()
     back = asyncio.Event()
-    view = lend(Buffer(2**18).memory, loop, back.set)
+    view = lend(Buffer(2**18).memory, loop, contextvars.copy_context(), back.set)
     part = view[10:20].toreadonly()
     del view
     gc.collect()
@@ -264,7 +265,7 @@ async def test_memory_comes_back_when_its_last_view_is_gone() -> None:
 
 
 async def test_a_pool_keeps_to_its_bound() -> None:
-    pool: Pool[Buffer] = Pool(asyncio.get_running_loop())
+    pool: Pool[Buffer] = Pool(asyncio.get_running_loop(), contextvars.copy_context())
     for _ in range(6):
         pool.give(Buffer(64 * MIB))
     assert pool.idle_bytes == IDLE_BYTES

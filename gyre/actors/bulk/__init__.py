@@ -2,9 +2,9 @@
 
 On one host they go through shared memory (`shared`), else over the bulk connection of a link (`pieces`). A
 message names its blobs; the receiver asks for them when it has room, and hands the message over when they are
-there. `Freight` is what a link has to do with it.
+there. `Freight` is what a link has to do with it, `FREIGHT` the frames that are its own.
 """
 
-from gyre.actors.bulk.freight import Freight
+from gyre.actors.bulk.freight import FREIGHT, Freight
 
-__all__ = ["Freight"]
+__all__ = ["FREIGHT", "Freight"]

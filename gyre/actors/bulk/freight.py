@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gyre.actors.blob import Blob
 from gyre.actors.bulk.incoming import Incoming
-from gyre.actors.bulk.outgoing import Outgoing, Shared
+from gyre.actors.bulk.outgoing import Outgoing, SharedMemory
 from gyre.actors.bulk.pieces import Pieces, pieces_over
 from gyre.actors.errors import BadMessage, LinkLost
 from gyre.actors.handshake import DiallerHandshake, HandshakeFailed
 from gyre.actors.transport import Channel
-from gyre.actors.wire import MAX_FRAME_BYTES, Bulk, Frame, Item, Laden, Reply, Request
+from gyre.actors.wire import (
+    MAX_FRAME_BYTES,
+    Back,
+    Bulk,
+    Frame,
+    Item,
+    Laden,
+    Landed,
+    Loaded,
+    Reply,
+    Request,
+    Share,
+    Shared,
+    Unshare,
+    Want,
+)
 
 if TYPE_CHECKING:
     from gyre.actors.link import Link
@@ -32,7 +48,7 @@ class Freight:
     def __init__(self, link: Link) -> None:
         self._link = link
         self.incoming = Incoming(link)
-        self.shared = Shared(link)
+        self.shared = SharedMemory(link)
         self.outgoing = Outgoing(link, self.shared, self._connect)
         self._pieces: Pieces | None = None
         self._standing: asyncio.Future[Pieces] | None = None
@@ -115,7 +131,10 @@ class Freight:
             self._standing.set_result(pieces)
 
     def _dial(self) -> None:
-        self._dialling = self._link.node.loop.create_task(self._make(), name=f"dial {self._link.endpoint}")
+        node = self._link.node
+        self._dialling = node.loop.create_task(
+            self._make(), name=f"dial {self._link.endpoint}", context=node.context
+        )
 
     async def _make(self) -> None:
         try:
@@ -181,3 +200,17 @@ class _Caller:
             self.done.set_result(None)
         else:
             self.done.set_exception(error)
+
+
+# What is done with the frames that are about blobs.
+FREIGHT: dict[type[Frame], Callable[[Freight, Any], object]] = {
+    Laden: lambda freight, frame: freight.incoming.laden(frame),
+    Want: lambda freight, frame: freight.outgoing.want(frame.first, frame.count),
+    Loaded: lambda freight, frame: freight.incoming.loaded(frame),
+    Landed: lambda freight, frame: freight.outgoing.landed(frame.blob),
+    Share: lambda freight, frame: freight.incoming.share(frame),
+    Shared: lambda freight, frame: freight.shared.opened(frame.id, frame.ok),
+    Back: lambda freight, frame: freight.shared.back(frame.id),
+    Unshare: lambda freight, frame: freight.incoming.unshare(frame.id),
+    Bulk: lambda freight, frame: freight.on_bulk(),
+}

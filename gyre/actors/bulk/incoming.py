@@ -30,6 +30,7 @@ from gyre.actors.wire import (
     Reply,
     Request,
     Share,
+    Shared,
     Taken,
     Want,
 )
@@ -254,17 +255,17 @@ class Incoming:
         self.link.freight.lost(why)
 
     def _allocate(self, nbytes: int) -> memoryview:
-        loop = self.link.node.loop
+        node = self.link.node
         if not self.link.between_processes:
             return memoryview(bytearray(nbytes))
         if self._buffers is None:
-            self._buffers = Pool(loop)
+            self._buffers = Pool(node.loop, node.context)
         size = size_class(nbytes)
         try:
             buffer = self._buffers.take(size) or Buffer(size)
         except (OSError, MemoryError, OverflowError) as error:
             raise LinkLost(f"no memory for a blob of {nbytes} bytes: {error}") from error
-        return lend(buffer.memory, loop, partial(self._buffers.give, buffer))[:nbytes]
+        return lend(buffer.memory, node.loop, node.context, partial(self._buffers.give, buffer))[:nbytes]
 
     def _arrived(self, id: int, coming: _Coming, view: memoryview) -> None:
         del self._coming[id]
@@ -276,8 +277,11 @@ class Incoming:
 
     # --- bytes, through shared memory -------------------------------------------------------------
 
-    def share(self, frame: Share) -> bool:
-        """Whether that segment could be opened here."""
+    def share(self, frame: Share) -> None:
+        """The peer hears whether that segment could be opened here."""
+        self.link.send(Shared(0, frame.id, self._open(frame)))
+
+    def _open(self, frame: Share) -> bool:
         if not self.link.shares or len(self._segments) >= MAPPED_SEGMENTS or frame.id in self._segments:
             return False
         try:
@@ -301,7 +305,8 @@ class Incoming:
             raise LinkLost("a blob that does not belong there")
         self._lent[frame.segment] = None
         back: Callable[[], Any] = partial(self._give_back, frame.segment)
-        self._arrived(frame.blob, coming, lend(segment, self.link.node.loop, back)[: coming.nbytes])
+        node = self.link.node
+        self._arrived(frame.blob, coming, lend(segment, node.loop, node.context, back)[: coming.nbytes])
 
     def _give_back(self, segment: int) -> None:
         if self._lent.pop(segment, 0) is None:

@@ -7,6 +7,7 @@ import contextlib
 import mmap
 import weakref
 from collections.abc import Callable
+from contextvars import Context
 from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -41,18 +42,21 @@ def _array(nbytes: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
     return ctypes.c_ubyte * nbytes
 
 
-def lend(memory: mmap.mmap, loop: asyncio.AbstractEventLoop, back: Callable[[], None]) -> memoryview:
-    """A view of `memory`. `back` is called on the loop when neither it nor any view, array or slice made of
-    it is left, whichever thread drops the last."""
+def lend(
+    memory: mmap.mmap, loop: asyncio.AbstractEventLoop, context: Context, back: Callable[[], None]
+) -> memoryview:
+    """A view of `memory`. `back` is called on the loop, in `context`, when neither it nor any view, array or
+    slice made of it is left, whichever thread drops the last."""
     # All views hold on to this object, and it can have a finalizer, which an mmap's own view cannot.
     exporter = _array(len(memory)).from_buffer(memory)
-    weakref.finalize(exporter, _over, loop, back).atexit = False
+    weakref.finalize(exporter, _over, loop, context, back).atexit = False
     return memoryview(exporter).cast("B")
 
 
-def _over(loop: asyncio.AbstractEventLoop, back: Callable[[], None]) -> None:
+def _over(loop: asyncio.AbstractEventLoop, context: Context, back: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed, and all of its memory with it
-        loop.call_soon_threadsafe(back)
+        # Not in the scope of whoever drops it: that would hold the message at hand.
+        loop.call_soon_threadsafe(back, context=context)
 
 
 class Buffer:
@@ -71,9 +75,13 @@ class Pool(Generic[C]):
     """Idle chunks by size, the last used first. What is over the bound, or idle for long, is closed."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, closing: Callable[[C], None] = lambda chunk: None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        context: Context,
+        closing: Callable[[C], None] = lambda chunk: None,
     ) -> None:
         self._loop = loop
+        self._context = context
         self._closing = closing
         self._idle: list[tuple[float, C]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -96,7 +104,7 @@ class Pool(Generic[C]):
         while self._idle and (self._closed or self.idle_bytes > IDLE_BYTES):
             self._drop()
         if self._idle and self._timer is None:
-            self._timer = self._loop.call_later(IDLE_S, self._trim)
+            self._timer = self._loop.call_later(IDLE_S, self._trim, context=self._context)
 
     def close(self) -> None:
         """All goes, and what is given later too."""
@@ -118,4 +126,4 @@ class Pool(Generic[C]):
         while self._idle and self._idle[0][0] <= now - IDLE_S:
             self._drop()
         if self._idle:
-            self._timer = self._loop.call_at(self._idle[0][0] + IDLE_S, self._trim)
+            self._timer = self._loop.call_at(self._idle[0][0] + IDLE_S, self._trim, context=self._context)

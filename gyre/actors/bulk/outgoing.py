@@ -38,7 +38,7 @@ class _Cargo:
 class Outgoing:
     """Of one link. `unshipped` counts, by message, the blobs that are not there yet."""
 
-    def __init__(self, link: Link, shared: Shared, pieces: Callable[[], Awaitable[Pieces]]) -> None:
+    def __init__(self, link: Link, shared: SharedMemory, pieces: Callable[[], Awaitable[Pieces]]) -> None:
         self._link = link
         self._shared = shared
         self._pieces = pieces
@@ -84,7 +84,8 @@ class Outgoing:
             if cargo is not None:
                 self._wanted.append(cargo)
         if self._task is None and self._wanted:
-            self._task = self._link.node.loop.create_task(self._ship_all(), name="blobs")
+            node = self._link.node
+            self._task = node.loop.create_task(self._ship_all(), name="blobs", context=node.context)
 
     def drop(self, message: int) -> None:
         """Nobody waits for that message any more."""
@@ -189,7 +190,7 @@ class Outgoing:
                 waiter.set_result(None)
 
 
-class Shared:
+class SharedMemory:
     """The shared memory that this side writes to, as long as the peer can open it."""
 
     def __init__(self, link: Link) -> None:
@@ -205,7 +206,7 @@ class Shared:
         if not self.possible or nbytes < SHARED_FROM_BYTES:
             return None
         if self._idle is None:
-            self._idle = Pool(self._link.node.loop, self._forget)
+            self._idle = Pool(self._link.node.loop, self._link.node.context, self._forget)
         size = size_class(nbytes)
         segment = self._idle.take(size)
         if segment is not None:
