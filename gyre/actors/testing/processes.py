@@ -55,6 +55,9 @@ class SimProcess:
         self._simulation.exit(self.host, 1 if crashed else task.result())
 
     def _died(self, code: int) -> None:
-        """The parent's kernel tells it."""
+        """The parent's kernel tells it, after what the process has sent."""
         if self._parent_host is not None:
-            self._simulation.loop.call_soon(self._ended, code, (), context=self._parent_host.context)
+            simulation, context = self._simulation, self._parent_host.context
+            simulation.loop.call_later(
+                simulation.network.weather.latency_s[1], self._ended, code, (), context=context
+            )

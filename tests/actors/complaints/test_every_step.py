@@ -43,6 +43,11 @@ class Server(Actor):
         return 0
 
 
+class Unwilling(Actor):
+    async def started(self) -> None:
+        raise OSError("not here")
+
+
 def after(sim: Simulation, steps: int, do: Callable[[], object]) -> None:
     """Does it once, so many steps from now."""
     check, begun = sim.loop.after_step, sim.loop.steps
@@ -118,32 +123,35 @@ def test_a_cancel_is_never_lost_whenever_it_comes(warm: bool) -> None:
     assert reached == {"cancelled": 39}
 
 
-def test_a_spawn_that_is_cancelled_at_any_step_leaves_no_process() -> None:
-    """The same of a start: what was cancelled as it began lived on."""
-    left = Counter[bool]()
+@pytest.mark.parametrize("actor", ["Server", "Unwilling"])
+def test_a_spawn_that_is_cancelled_at_any_step_leaves_no_process(actor: str) -> None:
+    """The same of a start, also of one that is about to fail: what was cancelled as it began lived on."""
+    ends = Counter[str]()
 
     async def scenario(sim: Simulation) -> None:
         root = sim.host("root")
 
         async def main() -> None:
             async with sim.node("root", root) as node:
-                spec = ProcessSpec(name="p", actor="tests.actors.complaints.test_every_step:Server")
+                spec = ProcessSpec(name="p", actor=f"tests.actors.complaints.test_every_step:{actor}")
                 spawning = asyncio.ensure_future(node.spawn(spec))
                 after(sim, sim.seed, spawning.cancel)
                 await asyncio.wait([spawning])
-                left[spawning.cancelled()] += 1
-                if spawning.cancelled():
+                if spawning.cancelled() or spawning.exception() is not None:
                     assert node.processes.all() == []
                     assert [host.name for host in sim.hosts if host.alive] == ["root"]
-                    await node.spawn(spec)
+                    assert node.lookup("p") is None
+                failed = None if spawning.cancelled() else spawning.exception()
+                ends["cancelled" if spawning.cancelled() else str(failed)[-40:]] += 1
 
         await sim.start(root, main())
         sim.assert_quiet()
 
-    for step in range(1, 40):
+    for step in range(1, 60):
         Simulation(step).run(scenario)
-    assert left[True] > 10
-    assert left[False] > 5
+    assert ends["cancelled"] > 10
+    assert len(ends) == 2, ends
+    assert any(("None" if actor == "Server" else "OSError: not here") in end for end in ends), ends
 
 
 def test_a_reset_at_any_step_leaves_no_hole_and_doubles_nothing() -> None:

@@ -33,13 +33,13 @@ def test_all_seeds_hold_in_a_gale() -> None:
 
 
 def test_the_seeds_find_a_restart_that_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = Family._ended
+    ended = Family.ended
 
-    def forgetful(self: Family, child: object, running: object, future: object) -> None:
+    def forgetful(self: Family, child: object, running: object, reason: object) -> None:
         if self._node.rng.random() < 0.5:
-            ended(self, child, running, future)  # type: ignore[arg-type]
+            ended(self, child, running, reason)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Family, "_ended", forgetful)
+    monkeypatch.setattr(Family, "ended", forgetful)
     assert any("do not live" in run_seed(turmoil.turmoil, seed).fault for seed in range(3))
 
 
