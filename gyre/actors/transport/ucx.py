@@ -263,23 +263,35 @@ class UcxTransport:
     def __init__(self, where: str = "") -> None:
         """TransportUnusable where UCX is not installed, or does not start."""
         self.where = where or "127.0.0.1"
-        self._worker = UcxWorker()
+        self._workers: dict[bool, UcxWorker] = {}
+        self._worker(self.where)
+
+    def _worker(self, address: str) -> UcxWorker:
+        # Left the choice among three networks or more, the two ends of a connection within one host have been
+        # seen to disagree on one.
+        local = address.startswith("127.")
+        if local not in self._workers:
+            self._workers[local] = UcxWorker("lo" if local else "")
+        return self._workers[local]
 
     async def listen(self, name: str, accept: Accept) -> UcxListener:
+        worker = self._worker(self.where)
         try:
-            return UcxListener(self._worker, self.where, accept)
-        except self._worker.api.UCXError as error:
+            return UcxListener(worker, self.where, accept)
+        except worker.api.UCXError as error:
             raise OSError(f"UCX cannot listen: {error}") from error
 
     async def dial(self, rest: str, receiver: Receiver) -> UcxChannel:
         host, _, port = rest.rpartition(":")
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, int(port), family=socket.AF_INET, type=socket.SOCK_STREAM)
+        address = str(found[0][4][0])
+        worker = self._worker(address)
         try:
-            endpoint = self._worker.connect(str(found[0][4][0]), int(port))
-        except self._worker.api.UCXError as error:
+            endpoint = worker.connect(address, int(port))
+        except worker.api.UCXError as error:
             raise LinkLost(f"UCX: {error}") from error
-        channel = UcxChannel(self._worker, endpoint, receiver)
+        channel = UcxChannel(worker, endpoint, receiver)
         try:
             why = await asyncio.shield(channel.met)
         except asyncio.CancelledError:
@@ -290,4 +302,5 @@ class UcxTransport:
         return channel
 
     async def close(self) -> None:
-        await self._worker.close()
+        for worker in self._workers.values():
+            await worker.close()

@@ -40,12 +40,14 @@ class UcxWorker:
     it is on. UCX calls back from within its progress, where nothing may be closed: what it says is noted
     and handled after."""
 
-    def __init__(self) -> None:
-        """TransportUnusable where UCX is not installed, or does not start."""
+    def __init__(self, devices: str = "") -> None:
+        """`devices`: the only networks that UCX may use, unless the environment names some. TransportUnusable
+        where UCX is not installed, or does not start."""
         self.api = _load()
+        config = {"NET_DEVICES": devices} if devices and "UCX_NET_DEVICES" not in os.environ else {}
         feature = self.api.Feature
         try:
-            self._context = self.api.UCXContext({}, feature_flags=(feature.STREAM, feature.WAKEUP))
+            self._context = self.api.UCXContext(config, feature_flags=(feature.STREAM, feature.WAKEUP))
             self._worker: Any = self.api.UCXWorker(self._context)
             self._worker.init_blocking_progress_mode()
         except self.api.UCXError as error:

@@ -134,7 +134,7 @@ class Stranger:
     """Speaks UCX, and sends what it likes."""
 
     def __init__(self, rest: str) -> None:
-        self.worker = UcxWorker()
+        self.worker = UcxWorker("lo")
         host, _, port = rest.rpartition(":")
         self.endpoint = self.worker.connect(host, int(port))
         self.sent: list[object] = []
