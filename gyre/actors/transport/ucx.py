@@ -267,8 +267,8 @@ class UcxTransport:
         self._worker(self.where)
 
     def _worker(self, address: str) -> UcxWorker:
-        # Left the choice among several networks, the two ends of a connection within one host have been seen to
-        # disagree: one went from lo to eth0.
+        # Left the choice among several networks, the two ends of a connection within one host have been seen
+        # to disagree: one went from lo to eth0.
         local = address.startswith("127.")
         if local not in self._workers:
             self._workers[local] = UcxWorker("lo" if local else "")
