@@ -7,6 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+JOBS = "tests/run/"
 
 # Before any test imports torch or numpy: many small processes on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,18 +18,20 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-# Whole jobs: they share one warm-started policy, and no two run at once.
-JOBS = ("tests/run/",)
+class Scheduling(LoadScopeScheduling):
+    """Files stay together, since their tests share fixtures. Whole jobs are one: no two run at once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return JOBS if nodeid.startswith(JOBS) else nodeid.partition("::")[0]
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For pytest-xdist: a file's tests, which share fixtures, stay together; the jobs, which take longest,
-    begin first."""
-    for item in items:
-        path = item.path.relative_to(item.config.rootpath).as_posix()
-        item.add_marker(pytest.mark.xdist_group("jobs" if path.startswith(JOBS) else path))
-    items.sort(key=lambda item: "jobs" not in {mark.args[0] for mark in item.iter_markers("xdist_group")})
+    """The jobs, which take longest, begin first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(JOBS))
 
 
 @pytest.fixture(autouse=True)
