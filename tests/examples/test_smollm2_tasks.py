@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -43,7 +44,13 @@ async def score(task: Task, workspace: Path) -> float:
     evaluator = Evaluator(JOB.evaluator, ProcessSandbox(), 1 << 20)
     folder = workspace.parent
     return await evaluator.score(
-        Left(execution="x", workspace=workspace, task=task.folder, folder=folder, mark="gyre-tests/")
+        Left(
+            execution="x",
+            workspace=workspace,
+            task=task.folder,
+            folder=folder,
+            mark=f"gyre-tests-{os.getpid()}/",
+        )
     )
 
 

@@ -11,7 +11,8 @@ from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.guardian import kill_marked, marked
 from gyre.harness.sandbox import Confined, Mount, ProcessSandbox, Sandbox
 
-MARK = "gyre-tests/"
+# Of this process: tests that run beside these must not be killed.
+MARK = f"gyre-tests-{os.getpid()}/"
 PATH = f"{os.path.dirname(sys.executable)}:/usr/bin:/bin"
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")

@@ -8,6 +8,7 @@ import structlog.testing
 from gyre.harness.config import EvaluatorConfig
 from gyre.harness.evaluator import EvaluationFailed, Evaluator, Left
 from gyre.harness.sandbox import ProcessSandbox, Sandbox
+from tests.harness.conftest import MARK
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
@@ -25,7 +26,7 @@ def left(tmp_path: Path) -> Left:
         workspace=tmp_path / "workspace",
         task=tmp_path / "task",
         folder=tmp_path,
-        mark="gyre-tests/evaluator/",
+        mark=f"{MARK}evaluator/",
     )
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from gyre.harness import guardian
 from gyre.harness.guardian import MARK, kill_marked, marked
+from tests.harness.conftest import MARK as TESTS
 
-PREFIX = "gyre-tests/guardian/"
+PREFIX = f"{TESTS}guardian/"
 
 
 def start(mark: str, command: str = "echo started; exec sleep 100") -> subprocess.Popen[bytes]:
@@ -63,16 +64,16 @@ from gyre.harness.output import Output
 from gyre.harness.process import start_guardian
 from gyre.harness.sandbox import Confined, Mount, ProcessSandbox, run
 
-async def main(folder):
-    guardian = start_guardian("gyre-tests/job/")
+async def main(folder, mark):
+    guardian = start_guardian(mark)
     code = "setsid sh -c 'echo up > fifo; sleep 100' & sleep 100"
     confined = Confined(
         command=("sh", "-c", code), environment=dict(os.environ), mounts=(), socket=None, file_bytes=1 << 20,
-        workspace=Mount(host=folder, inside="/workspace"), mark="gyre-tests/job/g000000.00/1/",
+        workspace=Mount(host=folder, inside="/workspace"), mark=f"{mark}g000000.00/1/",
     )
     await run(ProcessSandbox(), confined, Output(), timeout_s=100)
 
-asyncio.run(main(Path(sys.argv[1])))
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
 """
 
 
@@ -80,10 +81,10 @@ def test_kill_9_of_the_job_leaves_no_harness(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     fifo = os.open(tmp_path / "fifo", os.O_RDWR)
     root = Path(__file__).parents[2]
-    job = subprocess.Popen([sys.executable, "-c", JOB, str(tmp_path)], cwd=root)
+    job = subprocess.Popen([sys.executable, "-c", JOB, str(tmp_path), f"{TESTS}job/"], cwd=root)
     assert select.select([fifo], [], [], 30)[0], "the job did not start"
     os.close(fifo)
-    processes = [os.pidfd_open(pid) for pid in marked("gyre-tests/job/")]
+    processes = [os.pidfd_open(pid) for pid in marked(f"{TESTS}job/")]
     assert len(processes) >= 3
     job.kill()
     job.wait()

@@ -17,7 +17,7 @@ from gyre.harness.actor import HarnessActorConfig
 from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, TasksConfig
 from gyre.harness.output import Output
 from gyre.harness.sandbox import Confined, Mount, ProcessSandbox, run
-from tests.harness.conftest import needs_bwrap
+from tests.harness.conftest import MARK, needs_bwrap
 from tests.harness.neighbours import running
 
 FOLDER = Path(__file__).parents[2] / "examples" / "quickstart"
@@ -263,7 +263,7 @@ def play_harness(tmp_path: Path) -> Callable[..., Awaitable[tuple[int | None, fl
                 workspace=Mount(host=tmp_path / "workspace", inside="/workspace"),
                 mounts=(),
                 socket=None,
-                mark="gyre-tests/quickstart/",
+                mark=f"{MARK}quickstart/",
                 file_bytes=1 << 20,
             )
             output = Output()

@@ -28,7 +28,7 @@ from tests.actors.test_process import gone
 from tests.actors.zoo import Add, Count, Counter, Hold, Quit, Slow, Total
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, signal, sys
 from gyre.actors import ChildSpec, Node, ProcessSpec, run
 from tests.actors.zoo import Counter, CounterConfig, Hang, Pid
 
@@ -40,6 +40,7 @@ async def main():
         print("child", await there.ask(Pid()), flush=True)
         await there.ask(Hang(), timeout_s=600)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 if sys.argv[1] == "uvloop":
     run(main())
 else:
