@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
@@ -10,22 +11,19 @@ from gyre.actors import Actor, ChildSpec, Node, Ref
 from gyre.actors.life import Life
 from tests.actors.world import TRANSPORTS, World, simulated_loop
 
-ON_BOTH_LOOPS = (
-    "test_blobs.py",
-    "test_links.py",
-    "test_process.py",
-    "test_conformance.py",
-    "test_sockets.py",
-    "test_ucx.py",
-)
+ON_BOTH_LOOPS = ("test_process.py", "test_conformance.py", "test_sockets.py", "test_ucx.py")
+# By far the most tests, on top of what is tested on both: GYRE_BOTH_LOOPS=1 runs them on asyncio's loop too.
+ON_UVLOOP = ("test_blobs.py", "test_links.py")
 ON_ALL_TRANSPORTS = ("test_blobs.py", "test_links.py", "test_conformance.py")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """What touches sockets and processes is tested on both loops, the rest on the plain one."""
-    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
-    if item.path.name in ON_BOTH_LOOPS:
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {}
+    if item.path.name not in ON_UVLOOP or "GYRE_BOTH_LOOPS" in os.environ:
+        factories["asyncio"] = asyncio.new_event_loop
+    if item.path.name in ON_BOTH_LOOPS + ON_UVLOOP:
         factories["uvloop"] = uvloop.new_event_loop
     if item.path.name in ON_ALL_TRANSPORTS:
         factories["simulated"] = simulated_loop
