@@ -12,7 +12,8 @@ from tests.harness.conftest import MARK as TESTS
 PREFIX = f"{TESTS}guardian/"
 
 
-def start(mark: str, command: str = "echo started; exec sleep 100") -> subprocess.Popen[bytes]:
+def start(mark: str, command: str = "echo started; kill -STOP $$") -> subprocess.Popen[bytes]:
+    """Without an exec after it has started: in the midst of one a process has no environment to be seen."""
     process = subprocess.Popen(
         ["sh", "-c", command], env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, start_new_session=True
     )
