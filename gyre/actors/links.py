@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from gyre.actors.caller import Caller
 from gyre.actors.errors import ExitReason, LinkLost
 from gyre.actors.handshake import Crossed, DiallerHandshake, HandshakeFailed, ListenerHandshake, Peer, verdict
 from gyre.actors.link import MISSED_BEATS, Link
@@ -171,7 +172,7 @@ class Links:
     async def _greet(self, link: Link) -> None:
         link.session = self._node.nonce()
         handshake = DiallerHandshake(self._node.token, self._node.peer, link.session)
-        dialling = _Dialling(self, link, handshake, self._node.loop.create_future())
+        dialling = _Dialling(self, link, handshake)
         channel = await self._node.dial(link.endpoint, dialling)
         dialling.channel = channel
         try:
@@ -221,14 +222,12 @@ class Links:
             log.warning("peer_refused", node=self._node.name, why=why)
 
 
-class _Dialling:
+class _Dialling(Caller):
     """Receives the listener's side of the handshake."""
 
-    def __init__(
-        self, links: Links, link: Link, handshake: DiallerHandshake, done: asyncio.Future[None]
-    ) -> None:
+    def __init__(self, links: Links, link: Link, handshake: DiallerHandshake) -> None:
+        super().__init__(link.node.loop)
         self._links = links
-        self.done = done
         self.channel: Channel | None = None
         self._link = link
         self._handshake = handshake
@@ -249,24 +248,13 @@ class _Dialling:
             if self.channel is not None and not self._met:
                 crossed = isinstance(error, Crossed)
                 self.channel.send(verdict("crossed") if crossed else verdict("refused", str(error)))
-            self._finish(error)
+            self.finish(error)
             raise
         if self._link.is_open or self._link.gone is not None:
-            self._finish(Crossed("the peer was faster"))
+            self.finish(Crossed("the peer was faster"))
             return
         self._links.opened(self._link, self.channel, self._handshake.peer.name)
-        self._finish(None)
-
-    def lost(self, why: str) -> None:
-        self._finish(LinkLost(why))
-
-    def _finish(self, error: LinkLost | None) -> None:
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
+        self.finish(None)
 
 
 class _Greeting:

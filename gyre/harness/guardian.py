@@ -15,6 +15,8 @@ import time
 
 MARK = "GYRE_GUARD"
 PASSES = 100
+# At a process whose environment is empty: a kernel thread and a zombie have no program either.
+LOOKS = 5
 
 
 def marked(mark: str) -> list[int]:
@@ -22,14 +24,27 @@ def marked(mark: str) -> list[int]:
     with `mark`. What cannot be read belongs to somebody else."""
     needle = b"\0" + f"{MARK}={mark}".encode()
     own = os.getpid()
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal() or int(entry) == own:
-            continue
-        with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb", buffering=0) as file:
-            if needle in b"\0" + (file.read(1 << 20) or b""):
-                found.append(int(entry))
+    found: list[int] = []
+    look_at = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal() and int(entry) != own]
+    for _ in range(LOOKS):
+        blank = []
+        for process in look_at:
+            with contextlib.suppress(OSError):
+                environment = _environment(process)
+                if needle in b"\0" + environment:
+                    found.append(process)
+                elif not environment and os.readlink(f"/proc/{process}/exe"):
+                    blank.append(process)
+        if not blank:
+            break
+        look_at = blank  # in the midst of an exec, or it was given none
+        time.sleep(0.001)
     return found
+
+
+def _environment(process: int) -> bytes:
+    with open(f"/proc/{process}/environ", "rb", buffering=0) as file:
+        return file.read(1 << 20) or b""
 
 
 def kill_marked(mark: str) -> int:

@@ -43,6 +43,16 @@ def test_children_in_sessions_of_their_own_are_killed() -> None:
     assert not marked(PREFIX)
 
 
+def test_a_process_that_execs_all_the_time_is_found() -> None:
+    """In the midst of an exec it has no environment to be seen."""
+    process = start(PREFIX, 'echo started; export AGAIN=\'exec sh -c "$AGAIN"\'; eval "$AGAIN"')
+    try:
+        assert all(marked(PREFIX) == [process.pid] for _ in range(100))
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_process_that_forks_all_the_time_is_killed() -> None:
     process = start(PREFIX, "echo started; while true; do sleep 0.001 & done")
     kill_marked(PREFIX)

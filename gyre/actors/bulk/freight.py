@@ -12,6 +12,7 @@ from gyre.actors.blob import Blob
 from gyre.actors.bulk.incoming import Incoming
 from gyre.actors.bulk.outgoing import Outgoing, SharedMemory
 from gyre.actors.bulk.pieces import Pieces, pieces_over
+from gyre.actors.caller import Caller
 from gyre.actors.errors import BadMessage, LinkLost
 from gyre.actors.handshake import DiallerHandshake, HandshakeFailed
 from gyre.actors.transport import Channel
@@ -165,41 +166,30 @@ async def _call(link: Link) -> Channel:
     return channel
 
 
-class _Caller:
+class _Caller(Caller):
     """Receives the listener's side of the handshake."""
 
     def __init__(self, link: Link, handshake: DiallerHandshake) -> None:
+        super().__init__(link.node.loop)
         self._link = link
         self._met = False
         self.handshake = handshake
-        self.done: asyncio.Future[None] = link.node.loop.create_future()
         self.channel: Channel
 
     def received(self, payload: memoryview) -> None:
         try:
             if self._met:
                 self.handshake.on_verdict(payload)
-                self._finish(None)
+                self.finish(None)
                 return
             proof = self.handshake.on_hello(payload)
             if self.handshake.peer.node_id != self._link.peer_id:
                 raise HandshakeFailed("another node answers there")
         except LinkLost as error:
-            self._finish(error)
+            self.finish(error)
             raise
         self._met = True
         self.channel.send(proof)
-
-    def lost(self, why: str) -> None:
-        self._finish(LinkLost(why))
-
-    def _finish(self, error: LinkLost | None) -> None:
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
 
 
 # What is done with the frames that are about blobs.
