@@ -193,9 +193,10 @@ async def _listen(node: Node, address: str) -> None:
 
 def address_of(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise CannotJoin(BAD_ARGUMENTS, f"{text!r} is no address of a job: HOST:PORT, as its first lines say")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host, int(port)
 
 
 async def _own_address(host: str, port: int) -> str:

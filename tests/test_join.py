@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gyre.join import CannotJoin, address_of
@@ -177,6 +177,8 @@ async def test_a_token_file_that_others_may_read_is_no_token(token: Path) -> Non
         assert machine.said == [f"token file {token}: others may read it: chmod 600 {token}"]
 
 
+@example(text="[:1")
+@example(text="[]:1")
 @given(text=st.one_of(st.text(), st.from_regex(r"[a-z.\[\]:]{0,9}:[0-9]{1,6}", fullmatch=True)))
 def test_an_address_is_a_host_and_a_port_or_an_error(text: str) -> None:
     try:
