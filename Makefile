@@ -19,7 +19,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python -m gyre.run examples/quickstart.toml
 
 test: lint
-	$(BIN)/pytest -q -n 2 --no-loadscope-reorder
+	$(BIN)/pytest -q -n 3 --no-loadscope-reorder
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check
