@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -318,7 +319,9 @@ async def test_when_the_job_stops_nothing_is_left(start_job: StartJob) -> None:
 
 
 def guard_of(pid: int) -> str:
-    for entry in Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0"):
+    while not (environment := Path(f"/proc/{pid}/environ").read_bytes()):
+        time.sleep(0.001)  # in the midst of an exec
+    for entry in environment.decode().split("\0"):
         name, _, value = entry.partition("=")
         if name == guardian.MARK:
             return value.split("/")[0] + "/"
