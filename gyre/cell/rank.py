@@ -19,7 +19,7 @@ from gyre.cell.train.optimizer import MasterWeights
 from gyre.cell.train.saving import load_optimizer, save_optimizer, save_weights
 from gyre.cell.train.trainer import Trainer
 from gyre.cell.train.warm_start import warm_start
-from gyre.cell.weights import Layout, checksum, fill, local, parameters, shapes
+from gyre.cell.weights import Layout, RegionWeights, checksum, fill, local, parameters, shapes
 from gyre.cell.worker_messages import Loaded, RankStatus, StagedShard, Updated, WorkerConfig
 from gyre.loss import MicroStep, MicroStepStats
 from gyre.rdma import RegionError, RegionHandle, SharedMemory
@@ -105,12 +105,11 @@ class Rank:
 
     # --- weights ------------------------------------------------------------------------------------
 
-    def fill_engine(self, region: RegionHandle) -> None:
+    def weights(self, version: int, region: RegionHandle) -> RegionWeights:
+        """A snapshot, for the engine to read."""
         assert self._model is not None and self._layout is not None
-        with self._shared.open(region) as source:
-            views = self._layout.views(source.buffer)
-            fill([p.data for p in parameters(self._model)], views)
-            del views
+        names = [name for name, _ in self._model.named_parameters()]
+        return RegionWeights(version, names, self._layout, self._shared, region)
 
     def write_snapshot(self, version: int) -> RegionHandle:
         """Writes this rank's rows of the masters, in compute dtype, into the region all ranks share."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from gyre.rdma import Backend, RegionHandle
 
 ALIGN_BYTES = 64
 
@@ -50,6 +54,26 @@ class Layout:
             return torch.empty(slot.shape, dtype=self.dtype)
         flat = torch.frombuffer(buffer, dtype=self.dtype, count=count, offset=slot.offset)
         return flat.view(slot.shape)
+
+
+class RegionWeights:
+    """Weights that lie in a region, for an engine (see engine/base.py)."""
+
+    def __init__(
+        self, version: int, names: Sequence[str], layout: Layout, backend: Backend, region: RegionHandle
+    ) -> None:
+        self.version = version
+        self._names = names
+        self._layout = layout
+        self._backend = backend
+        self._region = region
+
+    @contextmanager
+    def open(self) -> Iterator[Mapping[str, Tensor]]:
+        with self._backend.open(self._region) as source:
+            views = dict(zip(self._names, self._layout.views(source.buffer), strict=True))
+            yield views
+            views.clear()  # a region closes only when nothing views it
 
 
 def parameters(model: nn.Module) -> list[nn.Parameter]:

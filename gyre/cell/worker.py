@@ -118,13 +118,11 @@ class RankWorker(Actor):
 
     @handles(WakeEngine)
     async def wake_engine(self, message: WakeEngine) -> None:
-        load = partial(self._rank.fill_engine, message.region)
-        await self._rank.engine.wake(message.version, load)
+        await self._rank.engine.wake(self._rank.weights(message.version, message.region))
 
     @handles(UpdateEngine)
     async def update_engine(self, message: UpdateEngine) -> None:
-        load = partial(self._rank.fill_engine, message.region)
-        await self._rank.engine.update(message.version, load)
+        await self._rank.engine.update(self._rank.weights(message.version, message.region))
 
     @handles(BeginTraining)
     async def begin_training(self, message: BeginTraining) -> None:

@@ -10,7 +10,12 @@ from gyre.cell.engine.base import (
     EngineMetrics,
     FinishReason,
     GenerateRequest,
+    KvLayout,
+    KvManifest,
+    KvPart,
+    KvUnavailable,
     SamplingParams,
+    Weights,
 )
 
 __all__ = [
@@ -22,5 +27,10 @@ __all__ = [
     "EngineMetrics",
     "FinishReason",
     "GenerateRequest",
+    "KvLayout",
+    "KvManifest",
+    "KvPart",
+    "KvUnavailable",
     "SamplingParams",
+    "Weights",
 ]

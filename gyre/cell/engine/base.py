@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Literal, Protocol
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
+
+from gyre.rdma import RegionHandle
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -15,7 +21,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     alone, so that a call that is resumed elsewhere continues as it would have. `temperature` 0 is greedy;
     `top_k` 0 and `top_p` 1 keep all tokens. The call ends with an end token of the model or of
     `stop_token_ids`, which is part of the output, or when `max_new_tokens` were sampled, those before a
-    resume included."""
+    resume included. With `ignore_eos` an end token of the model is a token like any other."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -23,19 +29,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     max_new_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call. `prompt_ids` is the prompt plus, for a resumed call, the tokens sampled so far;
     `prompt_tokens` is the length of the prompt alone: positions for the random draws and `max_new_tokens`
     count from there.
-    `session` names the execution, for prefix reuse."""
+    `session` names the execution, for prefix reuse. With `routed_experts` a model of experts says which
+    ones it took."""
 
     call: str
     session: str
     prompt_ids: tuple[int, ...]
     prompt_tokens: int
     sampling: SamplingParams
+    routed_experts: bool = False
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +52,15 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     softmax(logits / temperature) before top-k and top-p (at temperature 0: softmax(logits)), and the weight
     version of each.
     The last chunk of a call, and only it, has a `finish_reason`. `cached_tokens`, the same in each chunk:
-    tokens of `prompt_ids` whose KV was there already."""
+    tokens of `prompt_ids` whose KV was there already. `routed_experts`, only in the last and only if asked
+    for: int32 [tokens - 1, layers, experts_per_token] of prompt and output, little-endian."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    routed_experts: bytes | None = None
 
 
 class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,12 +94,62 @@ class EngineFault(RuntimeError):
     """A forward pass of the engine failed; the call was not answered, and may be elsewhere."""
 
 
+class KvUnavailable(RuntimeError):
+    """The engine cannot export or import this KV; the reason says why. Who wanted it computes it again."""
+
+
+class Weights(Protocol):
+    """The whole weights of one version. Read from any thread."""
+
+    @property
+    def version(self) -> int: ...
+
+    def open(self) -> AbstractContextManager[Mapping[str, Tensor]]:
+        """Parameters by their transformers names, tied ones once, in the dtype they are served in; valid
+        within. Raises RegionError where they are gone."""
+
+
+class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """What a block of KV holds: keys and values [layers, 2, block_tokens, kv_heads, head_dim] of `model`
+    with `adapter` under weight `version`."""
+
+    model: str
+    adapter: str
+    version: int
+    dtype: str
+    layers: int
+    block_tokens: int
+    kv_heads: int
+    head_dim: int
+
+
+class KvPart(msgspec.Struct, frozen=True, kw_only=True):
+    """KV heads [heads[0], heads[1]) of all blocks of a manifest, in their order, block after block."""
+
+    heads: tuple[int, int]
+    region: RegionHandle
+
+
+class KvManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV of one session's full blocks, of `tokens` from the first on; a multiple of `block_tokens`.
+    Whoever takes it over hashes the tokens itself."""
+
+    session: str
+    layout: KvLayout
+    tokens: tuple[int, ...]
+    parts: tuple[KvPart, ...]
+
+
 class Engine(Protocol):
     """A rollout engine. Asynchronous methods may be called from one event loop, many at a time."""
 
     @property
     def version(self) -> int | None:
         """The weight version it serves, None while asleep."""
+
+    @property
+    def window_tokens(self) -> int:
+        """The most tokens, prompt and output, that a call can have."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Yields chunks until one with a finish reason. Raises ContextOverflow, EngineAsleep, EngineFault,
@@ -100,18 +161,34 @@ class Engine(Protocol):
     async def abort_all(self) -> None:
         """Ends all calls so."""
 
+    async def pause(self) -> None:
+        """No further token until `resume`: calls keep what they have, KV stays, new calls wait."""
+
+    async def resume(self) -> None:
+        """Goes on after `pause`; nothing where there was none. A sleep or a wake ends a pause too."""
+
     async def sleep(self) -> None:
         """Aborts what runs, then frees weights and KV."""
 
-    async def wake(self, version: int, load: Callable[[], None]) -> None:
-        """Takes weights and KV memory, calls `load`, which fills the weights, and admits calls."""
+    async def wake(self, weights: Weights) -> None:
+        """Takes memory for weights and KV, reads the weights and admits calls. If they cannot be read, that
+        error is raised and the engine sleeps on."""
 
-    async def update(self, version: int, load: Callable[[], None]) -> None:
-        """Swaps weights under live calls: `load` is called between two forward passes; KV of the
-        older version is dropped and what is live is computed again."""
+    async def update(self, weights: Weights) -> None:
+        """Swaps weights under live calls, between two forward passes; KV of the older version is dropped and
+        what is live is computed again. If they cannot be read, that error is raised and the engine falls
+        asleep: what it has is of no version. Raises EngineAsleep."""
+
+    async def export_kv(self, session: str) -> KvManifest:
+        """Copies the KV of the session's last call into regions, which the caller frees. Raises
+        KvUnavailable, EngineAsleep."""
+
+    async def import_kv(self, manifest: KvManifest) -> int:
+        """Makes it findable for prompts that start with its tokens: how many of them. Checks layout and
+        sizes. Raises KvUnavailable, EngineAsleep, RegionError."""
 
     def metrics(self) -> EngineMetrics:
         """Counters and gauges."""
 
     async def close(self) -> None:
-        """Ends all calls and the engine's thread."""
+        """Ends all calls and all that the engine has started."""

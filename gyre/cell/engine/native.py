@@ -12,7 +12,14 @@ from typing import TypeVar
 from transformers import PreTrainedModel
 
 from gyre.cell.engine import sampling
-from gyre.cell.engine.base import Chunk, ContextOverflow, EngineAsleep, EngineMetrics, GenerateRequest
+from gyre.cell.engine.base import (
+    Chunk,
+    ContextOverflow,
+    EngineAsleep,
+    EngineMetrics,
+    GenerateRequest,
+    Weights,
+)
 from gyre.cell.engine.blocks import BlockPool
 from gyre.cell.engine.rollout import Rollout
 from gyre.cell.engine.runner import Runner
@@ -103,13 +110,11 @@ class NativeEngine:
         if self.version is not None:
             await self._on_device(self._rollout.sleep)
 
-    async def wake(self, version: int, load: Callable[[], None]) -> None:
-        """If `load` fails, its error is raised and the engine sleeps on."""
-        await self._on_device(partial(self._rollout.wake, version, load))
+    async def wake(self, weights: Weights) -> None:
+        await self._on_device(partial(self._rollout.wake, weights))
 
-    async def update(self, version: int, load: Callable[[], None]) -> None:
-        """If `load` fails, its error is raised and the engine falls asleep: its weights are of no version."""
-        await self._on_device(partial(self._rollout.update, version, load))
+    async def update(self, weights: Weights) -> None:
+        await self._on_device(partial(self._rollout.update, weights))
 
     def metrics(self) -> EngineMetrics:
         return self._rollout.metrics()

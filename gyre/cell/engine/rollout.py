@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import structlog
-import torch
 
-from gyre.cell.engine.base import Chunk, EngineAsleep, EngineFault, EngineMetrics
+from gyre.cell.engine.base import Chunk, EngineAsleep, EngineFault, EngineMetrics, Weights
 from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.scheduler import Scheduler
 from gyre.cell.engine.sequence import Sequence
@@ -18,7 +16,6 @@ from gyre.cell.engine.sequence import Sequence
 log = structlog.get_logger()
 
 Outlet = TypeVar("Outlet")
-Load = Callable[[], None]
 
 
 class Rollout(Generic[Outlet]):
@@ -109,36 +106,31 @@ class Rollout(Generic[Outlet]):
         self._prefilled_tokens += sum(span.count for span in spans if span.count > 1)
         self._busy_s += now_s - started_s
 
-    def wake(self, version: int, load: Load) -> None:
+    def wake(self, weights: Weights) -> None:
         if self.version is not None:
             raise RuntimeError(f"the engine is awake under version {self.version}: use update")
         try:
-            self._runner.take_weights()
-            with torch.no_grad():
-                load()
+            self._runner.take_weights(weights)
             self._runner.take_kv()
         except BaseException:
             self._release()
             raise
-        self._scheduler.restart(version)
-        self.version = version
+        self._admit(weights.version)
 
     def sleep(self) -> None:
         # Asleep, the weights may be in the trainer's use.
         if self.version is not None:
             self._release()
 
-    def update(self, version: int, load: Load) -> None:
+    def update(self, weights: Weights) -> None:
         if self.version is None:
             raise EngineAsleep("the engine is asleep: use wake")
         try:
-            with torch.no_grad():
-                load()
+            self._runner.take_weights(weights)
         except BaseException:
             self.sleep()
             raise
-        self._scheduler.restart(version)
-        self.version = version
+        self._admit(weights.version)
 
     def end(self) -> None:
         """Ends all calls and the pool; the weights stay."""
@@ -146,6 +138,10 @@ class Rollout(Generic[Outlet]):
         self._scheduler.pool.forget()
         self._runner.release_kv()
         self.version = None
+
+    def _admit(self, version: int) -> None:
+        self._scheduler.restart(version)
+        self.version = version
 
     def _release(self) -> None:
         self.end()

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gyre.cell.engine import memory, sampling
+from gyre.cell.engine.base import Weights
 from gyre.cell.engine.paged import PagedKv, PagedPass, check_model, paged_attention
 from gyre.cell.engine.scheduler import Span
 
@@ -31,10 +32,14 @@ class Runner:
         """Of the pool, 0 while it is not there."""
         return self._kv.data.nbytes if self._kv is not None else 0
 
-    def take_weights(self) -> None:
-        """Memory for weights that are about to be filled."""
+    @torch.no_grad()
+    def take_weights(self, weights: Weights) -> None:
+        """Takes memory for them if they have none, and fills it."""
         memory.restore_parameters(self._model)
         self._model.eval()
+        with weights.open() as tensors:
+            for name, parameter in self._model.named_parameters():
+                parameter.copy_(tensors[name])
 
     def take_kv(self) -> None:
         if self._kv is None:

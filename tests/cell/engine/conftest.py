@@ -3,7 +3,8 @@ plain transformers model of the same weights to compare with."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -45,6 +46,20 @@ def tiny_model(kind: str, seed: int) -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True)).eval()
 
 
+class ModelWeights:
+    """A model's parameters as weights of a version; `before` is called when they are opened."""
+
+    def __init__(self, version: int, model: PreTrainedModel, before: Callable[[], object]) -> None:
+        self.version = version
+        self._model = model
+        self._before = before
+
+    @contextmanager
+    def open(self) -> Iterator[Mapping[str, torch.Tensor]]:
+        self._before()
+        yield {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+
+
 class NativeCase:
     """NativeEngine over a tiny model of one kind."""
 
@@ -71,19 +86,16 @@ class NativeCase:
         self.models.append(model)
         return engine
 
-    def loader(self, engine: NativeEngine, seed: int = 0) -> Callable[[], None]:
-        model = self.models[self.engines.index(engine)]
-        source = self.reference(seed)
-
-        def load() -> None:
-            model.load_state_dict(source.state_dict())
-
-        return load
+    def weights(
+        self, seed: int, *, version: int | None = None, before: Callable[[], object] = bool
+    ) -> ModelWeights:
+        """That seed's, as version `seed` if not said otherwise."""
+        return ModelWeights(seed if version is None else version, self.reference(seed), before)
 
     async def awake(self, seed: int = 0, **options: Any) -> NativeEngine:
         """An engine under version `seed`, with that seed's weights."""
         engine = self.engine(**options)
-        await engine.wake(seed, self.loader(engine, seed))
+        await engine.wake(self.weights(seed))
         return engine
 
 

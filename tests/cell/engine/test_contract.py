@@ -369,13 +369,13 @@ async def test_kv_of_another_version_is_never_used(case: Any) -> None:
     engine = await case.awake(seed=0)
     ids = prompt(40)
     await generate(engine, ids)
-    await engine.update(1, case.loader(engine, 1))
+    await engine.update(case.weights(1))
     got = await generate(engine, ids)
     assert got.cached_tokens == 0
     want = reference_logprobs(case.reference(1), ids, got.token_ids)
     assert torch.allclose(torch.tensor(got.logprobs), want, atol=1e-4, rtol=0)
     await engine.sleep()
-    await engine.wake(0, case.loader(engine, 0))
+    await engine.wake(case.weights(0))
     assert (await generate(engine, ids)).cached_tokens == 0
 
 
@@ -419,7 +419,7 @@ async def test_sleep_ends_calls_with_what_they_have_and_wake_admits_again(case: 
     assert engine.version is None
     with pytest.raises(EngineAsleep):
         await generate(engine, prompt(5))
-    await engine.wake(7, case.loader(engine, 0))
+    await engine.wake(case.weights(0, version=7))
     after = await generate(engine, prompt(9))
     assert after.token_ids == before.token_ids
     assert set(after.versions) == {7}
@@ -432,7 +432,7 @@ async def test_update_under_a_call_labels_each_token_with_its_version(case: Any)
     async for chunk in engine.generate(request(ids, SamplingParams(seed=4, max_new_tokens=80))):
         chunks.append(chunk)
         if len(chunks) == 10:
-            await engine.update(1, case.loader(engine, 1))
+            await engine.update(case.weights(1))
     got = joined(chunks)
     assert engine.version == 1
     assert len(got.token_ids) == 80
@@ -453,7 +453,7 @@ async def test_update_reaches_waiting_calls_too(case: Any) -> None:
         for i in range(3)
     ]
     await until(engine, lambda metrics: metrics.waiting == 2)
-    await engine.update(1, case.loader(engine, 1))
+    await engine.update(case.weights(1))
     last = (await asyncio.gather(*calls))[-1]
     want = reference_logprobs(case.reference(1), prompt(20, 2), last.token_ids)
     assert set(last.versions) == {1}
@@ -466,29 +466,27 @@ async def test_a_failed_load_leaves_the_engine_asleep(case: Any) -> None:
 
     engine = case.engine()
     with pytest.raises(OSError, match="snapshot is gone"):
-        await engine.wake(0, broken)
+        await engine.wake(case.weights(0, before=broken))
     assert engine.version is None
-    await engine.wake(0, case.loader(engine, 0))
+    await engine.wake(case.weights(0))
     call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=240))))
     await until(engine, lambda metrics: metrics.running > 0)
     with pytest.raises(OSError, match="snapshot is gone"):
-        await engine.update(1, broken)
+        await engine.update(case.weights(1, before=broken))
     assert joined(await call).finish_reason == "abort"
     assert engine.version is None
     with pytest.raises(EngineAsleep):
-        await engine.update(1, case.loader(engine, 1))
+        await engine.update(case.weights(1))
 
 
 async def test_a_slow_load_does_not_block_the_event_loop(case: Any) -> None:
     engine = case.engine()
-    load = case.loader(engine, 0)
     go = threading.Event()
 
     def slow() -> None:
         assert go.wait(30.0)
-        load()
 
-    waking = asyncio.create_task(engine.wake(0, slow))
+    waking = asyncio.create_task(engine.wake(case.weights(0, before=slow)))
     await asyncio.sleep(0)
     with pytest.raises(EngineAsleep):
         await generate(engine, prompt(5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, Mistral
 from gyre.cell.engine import EngineFault, GenerateRequest, SamplingParams
 from gyre.cell.engine.memory import is_released, restore_parameters
 from gyre.cell.engine.native import NativeEngine
+from tests.cell.engine.conftest import ModelWeights
 
 OPTIONS: dict[str, Any] = {
     "window_tokens": 256,
@@ -50,7 +52,7 @@ async def test_sleep_frees_weights_and_kv_and_keeps_the_module(native: Any) -> N
     await engine.sleep()
     assert all(is_released(p) for p in parameters)
     assert engine._rollout._runner.kv_bytes == 0
-    await engine.wake(1, native.loader(engine, 0))
+    await engine.wake(native.weights(0, version=1))
     assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
     assert await generate(engine) == tokens
 
@@ -81,7 +83,7 @@ async def test_a_trainer_uses_the_same_module_while_the_engine_sleeps(native: An
 
     def train() -> tuple[str, float]:
         restore_parameters(model)
-        native.loader(engine, 0)()
+        model.load_state_dict(native.reference(0).state_dict())
         model.train()
         ids = torch.tensor([[1, 2, 3, 4]])
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
@@ -95,7 +97,7 @@ async def test_a_trainer_uses_the_same_module_while_the_engine_sleeps(native: An
     assert norm > 0
     await engine.sleep()
     assert not any(is_released(p) for p in model.parameters())
-    await engine.wake(1, native.loader(engine, 0))
+    await engine.wake(native.weights(0, version=1))
     assert await generate(engine) == tokens
     await engine.close()
     assert thread.submit(lambda: 1).result() == 1
@@ -111,8 +113,7 @@ async def test_all_torch_work_is_on_the_device_thread(native: Any) -> None:
     thread = ThreadPoolExecutor(1, thread_name_prefix="device")
     engine = native.engine(device_thread=thread)
     native.models[0].register_forward_pre_hook(note)
-    load = native.loader(engine, 0)
-    await engine.wake(0, lambda: (note(), load())[1])
+    await engine.wake(native.weights(0, before=note))
     await generate(engine)
     assert threads == {"device_0"}
     await engine.close()
@@ -131,10 +132,12 @@ async def test_a_failed_pass_fails_its_calls_and_no_later_one(native: Any) -> No
 
 async def test_logits_that_are_not_finite_fail_the_call(native: Any) -> None:
     engine = await native.awake()
-    await engine.update(1, lambda: native.models[0].lm_head.weight.fill_(float("nan")))
+    broken = copy.deepcopy(native.reference())
+    broken.lm_head.weight.data.fill_(float("nan"))
+    await engine.update(ModelWeights(1, broken, bool))
     with pytest.raises(EngineFault, match="not finite under version 1"):
         await generate(engine)
-    await engine.update(2, native.loader(engine, 0))
+    await engine.update(native.weights(0, version=2))
     assert len(await generate(engine)) == 10
 
 
@@ -156,14 +159,13 @@ async def test_an_idle_engine_uses_no_cpu(native: Any) -> None:
 
 async def test_cycles_of_sleep_and_wake_leak_nothing(native: Any) -> None:
     engine = await native.awake(kv_tokens=200_000)
-    load = native.loader(engine, 0)
 
     async def cycle(version: int) -> tuple[int, int]:
         call = asyncio.create_task(generate(engine, new_tokens=200))
         await asyncio.sleep(0)
         await engine.sleep()
         await call
-        await engine.wake(version, load)
+        await engine.wake(native.weights(0, version=version))
         await generate(engine)
         return threading.active_count(), resident_bytes()
 
@@ -194,7 +196,7 @@ def test_models_whose_attention_cannot_be_paged_are_refused() -> None:
 async def test_bfloat16_models_run(native: Any) -> None:
     model = native.reference().__class__(native.reference().config).to(torch.bfloat16)
     engine = NativeEngine(model, **OPTIONS)
-    await engine.wake(0, lambda: None)
+    await engine.wake(native.weights(0))
     assert len(await generate(engine)) == 10
     assert engine._rollout._runner._kv.data.dtype == torch.bfloat16
     await engine.close()
