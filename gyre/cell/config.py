@@ -49,10 +49,27 @@ class CellsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     group_timeout_s: float = 60.0
 
 
+class SglangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cell's SGLang server: one that runs already at `server_url`, in which `{cell}` and `{rank}` are
+    replaced, or one that the cell starts with `python`, the interpreter of the environment SGLang is in (by
+    default our own)."""
+
+    server_url: str | None = None
+    python: Path | None = None
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    start_timeout_s: float = 600.0
+    mem_fraction_static: float = 0.5
+    memory_saver: bool = True
+    weights_by: Literal["auto", "ipc", "distributed", "disk"] = "auto"
+
+
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engine of a cell in rollout role."""
+    """The engine of a cell in rollout role: one a rank with `parallel` "data", one over all its ranks with
+    "tensor"."""
 
     engine: Literal["native"] = "native"
+    parallel: Literal["data", "tensor"] = "data"
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -61,6 +78,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     block_tokens: int = 16
     max_batch: int = 16
     chunk_interval_s: float = 0.05
+    sglang: SglangConfig = SglangConfig()
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -135,11 +135,14 @@ def _resolved(job: Job, folder: Path) -> Job:
         environment={name: expanded((value,))[0] for name, value in job.harness.environment.items()},
         read_only=tuple(map(there, job.harness.read_only)),
     )
+    python = job.rollout.sglang.python
+    sglang = replace(job.rollout.sglang, python=python and there(python))
     return replace(
         job,
         run_dir=job.run_dir.absolute(),
         cluster=replace(job.cluster, token_file=job.cluster.token_file and there(job.cluster.token_file)),
         model=replace(sources(job.model), warm_start=warm_start),
+        rollout=replace(job.rollout, sglang=sglang),
         harness=harness,
         tasks=sources(job.tasks),
         evaluator=replace(job.evaluator, command=expanded(job.evaluator.command)),

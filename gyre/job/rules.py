@@ -44,6 +44,8 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "rollout.block_tokens": _ONE_OR_MORE,
     "rollout.max_batch": _ONE_OR_MORE,
     "rollout.chunk_interval_s": _NOT_NEGATIVE,
+    "rollout.sglang.start_timeout_s": _ABOVE_ZERO,
+    "rollout.sglang.mem_fraction_static": (0, False, 1),
     "harness.timeout_s": _ABOVE_ZERO,
     "harness.overall_timeout_s": _ABOVE_ZERO,
     "harness.attempts": _ONE_OR_MORE,
@@ -96,6 +98,7 @@ def broken_rules(job: Job) -> Iterator[Broken]:
     yield from _cluster(job)
     yield from _sources(job)
     yield from _tokens(job)
+    yield from _engine(job)
     yield from _commands(job)
 
 
@@ -244,6 +247,12 @@ def _tokens(job: Job) -> Iterator[Broken]:
             "rollout.kv_tokens",
             "rollout.block_tokens",
         )
+
+
+def _engine(job: Job) -> Iterator[Broken]:
+    if job.rollout.engine == "native" and job.rollout.parallel == "tensor":
+        allowed = "'data': the native engine computes on one rank"
+        yield _broken(shown("tensor"), allowed, "rollout.parallel", "rollout.engine")
 
 
 def _commands(job: Job) -> Iterator[Broken]:

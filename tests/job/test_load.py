@@ -24,7 +24,12 @@ def test_defaults_are_filled_in(job_file: Path) -> None:
 def test_paths_are_relative_to_the_job_file(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     job = load_job(
-        job_file, ["model.warm_start.demos=recipes.py:demos", 'harness.read_only=["data", "/usr"]']
+        job_file,
+        [
+            "model.warm_start.demos=recipes.py:demos",
+            'harness.read_only=["data", "/usr"]',
+            "rollout.sglang.python=venv/bin/python",
+        ],
     )
     folder = job_file.parent
     assert job.tasks.path == folder / "tasks"
@@ -33,6 +38,7 @@ def test_paths_are_relative_to_the_job_file(job_file: Path, monkeypatch: pytest.
     assert job.model.warm_start.demos == f"{folder}/recipes.py:demos"
     assert job.harness.command == ("{python}", f"{folder}/harness.py")
     assert job.harness.read_only == (folder / "data", Path("/usr"))
+    assert job.rollout.sglang.python == folder / "venv/bin/python"
     assert job.run_dir == Path("/runs/small")
 
 
