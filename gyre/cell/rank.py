@@ -77,6 +77,7 @@ class Rank:
             chunk_interval_s=rollout.chunk_interval_s,
             eos_token_ids=end_token_ids(setup.model_folder),
             device_thread=self._thread,
+            regions=self._shared,
         )
         if not (self._config.core and checkpoint is None and setup.model.warm_start is not None):
             release_parameters(model)

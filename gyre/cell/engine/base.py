@@ -180,12 +180,13 @@ class Engine(Protocol):
         asleep: what it has is of no version. Raises EngineAsleep."""
 
     async def export_kv(self, session: str) -> KvManifest:
-        """Copies the KV of the session's last call into regions, which the caller frees. Raises
-        KvUnavailable, EngineAsleep."""
+        """Copies the KV of the session's last call, also one that runs, into regions, which the caller frees.
+        Raises KvUnavailable, EngineAsleep, RegionError."""
 
     async def import_kv(self, manifest: KvManifest) -> int:
-        """Makes it findable for prompts that start with its tokens: how many of them. Checks layout and
-        sizes. Raises KvUnavailable, EngineAsleep, RegionError."""
+        """Makes it findable for prompts that start with its tokens: how many of them, since only what fits
+        beside the KV of live calls is taken. Checks layout and sizes. Raises KvUnavailable, EngineAsleep,
+        RegionError; then nothing of it is findable."""
 
     def metrics(self) -> EngineMetrics:
         """Counters and gauges."""

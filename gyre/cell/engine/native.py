@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from gyre.cell.engine.base import (
     EngineAsleep,
     EngineMetrics,
     GenerateRequest,
+    KvManifest,
     Weights,
 )
 from gyre.cell.engine.blocks import BlockPool
@@ -25,6 +26,7 @@ from gyre.cell.engine.rollout import Rollout
 from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.scheduler import Scheduler
 from gyre.cell.engine.sequence import Sequence
+from gyre.rdma import Backend
 
 R = TypeVar("R")
 _Outlet = asyncio.Queue[Chunk | Exception]
@@ -39,6 +41,7 @@ class NativeEngine:
 
     The window is `window_tokens`, or what `kv_tokens` can hold if that is less. A pass computes at most
     `step_tokens` tokens of prompts, so that running calls wait no longer than that for their next token.
+    KV is handed over in `regions`.
     """
 
     def __init__(
@@ -53,13 +56,15 @@ class NativeEngine:
         eos_token_ids: tuple[int, ...],
         step_tokens: int = 512,
         device_thread: ThreadPoolExecutor | None = None,
+        regions: Backend | None = None,
     ) -> None:
         blocks = kv_tokens // block_tokens
         if blocks < 1:
             raise ValueError(f"kv_tokens is {kv_tokens}: give at least one block of {block_tokens} tokens")
         runner = Runner(model, blocks, block_tokens)
         scheduler = Scheduler(BlockPool(blocks, block_tokens), max_batch, step_tokens)
-        self._rollout: Rollout[_Outlet] = Rollout(runner, scheduler, chunk_interval_s)
+        self._rollout: Rollout[_Outlet] = Rollout(runner, scheduler, chunk_interval_s, regions)
+        self._regions = regions
         self._window_tokens = min(window_tokens, blocks * block_tokens)
         self._vocab = runner.vocab
         self._eos = frozenset(eos_token_ids)
@@ -116,6 +121,30 @@ class NativeEngine:
     async def update(self, weights: Weights) -> None:
         await self._on_device(partial(self._rollout.update, weights))
 
+    async def pause(self) -> None:
+        if self.version is not None:
+            await self._on_device(self._rollout.pause)
+
+    async def resume(self) -> None:
+        if self.version is not None:
+            await self._on_device(self._rollout.resume)
+
+    async def export_kv(self, session: str) -> KvManifest:
+        if self.version is None:
+            raise EngineAsleep("the engine is asleep: its KV is gone")
+        self._loop = asyncio.get_running_loop()
+        copying = self._thread.submit(self._job, partial(self._rollout.export_kv, session))
+        try:
+            return await asyncio.wrap_future(copying)
+        except asyncio.CancelledError:
+            copying.add_done_callback(self._free)
+            raise
+
+    async def import_kv(self, manifest: KvManifest) -> int:
+        if self.version is None:
+            raise EngineAsleep("the engine is asleep: it has no room for KV")
+        return await self._on_device(partial(self._rollout.import_kv, manifest))
+
     def metrics(self) -> EngineMetrics:
         return self._rollout.metrics()
 
@@ -127,6 +156,12 @@ class NativeEngine:
         self._closed = True
         if self._owns_thread:
             self._thread.shutdown(wait=False)
+
+    def _free(self, copying: Future[KvManifest]) -> None:
+        """An export that nobody waited for."""
+        if self._regions is not None and not copying.cancelled() and copying.exception() is None:
+            for part in copying.result().parts:
+                self._regions.free(part.region)
 
     def _sequence(self, request: GenerateRequest) -> Sequence:
         prompt = request.prompt_ids

@@ -4,26 +4,55 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from gyre.cell.engine.base import Chunk, EngineAsleep, EngineFault, EngineMetrics, Weights
-from gyre.cell.engine.runner import Runner
-from gyre.cell.engine.scheduler import Scheduler
+from gyre.cell.engine.base import Chunk, EngineAsleep, EngineFault, EngineMetrics, KvManifest, Weights
+from gyre.cell.engine.handover import Handover, KvStore
+from gyre.cell.engine.scheduler import Scheduler, Span
 from gyre.cell.engine.sequence import Sequence
+from gyre.cell.engine.sessions import LastCalls
+from gyre.rdma import Backend
 
 log = structlog.get_logger()
 
 Outlet = TypeVar("Outlet")
 
+# Sessions share prefixes, so the calls whose KV is in a pool have more tokens than it.
+_SHARED = 8
+
+
+class Runner(KvStore, Protocol):
+    """What computes: weights, the memory of the blocks, and passes over both."""
+
+    def run(self, spans: list[Span]) -> list[tuple[Span, int, float]]:
+        """Computes the spans; for each that ends its sequence: the sampled token, its log-probability."""
+
+    def take_weights(self, weights: Weights) -> None: ...
+
+    def release_weights(self) -> None: ...
+
+    def take_kv(self) -> None: ...
+
+    def release_kv(self) -> None: ...
+
 
 class Rollout(Generic[Outlet]):
     """Scheduler and runner under one weight version, or asleep (`version` None). What callers are to be told
-    gathers in `outbox`, each with the outlet that the call came with."""
+    gathers in `outbox`, each with the outlet that the call came with. While `paused` it has no work."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, chunk_interval_s: float) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        chunk_interval_s: float,
+        regions: Backend | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.version: int | None = None
+        self.paused = False
         self.outbox: list[tuple[Outlet, Chunk | Exception]] = []
         self._runner = runner
         self._scheduler = scheduler
@@ -32,10 +61,14 @@ class Rollout(Generic[Outlet]):
         self._generated_tokens = 0
         self._prefilled_tokens = 0
         self._busy_s = 0.0
+        self._clock = clock
+        self._handover = Handover(scheduler.pool, runner, regions)
+        pool = scheduler.pool
+        self._last_calls = LastCalls(_SHARED * pool.blocks * pool.block_tokens)
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work and not self.paused
 
     def metrics(self) -> EngineMetrics:
         """Plain reads: also from another thread."""
@@ -65,14 +98,14 @@ class Rollout(Generic[Outlet]):
             # A call resumed after its last token was sampled has nothing left to do.
             sequence.check_finished()
             if sequence.finish_reason is not None:
-                self._end(sequence, sequence.take_chunk(time.monotonic()))
+                self._end(sequence, sequence.take_chunk(self._clock()))
 
     def abort(self, call: str) -> None:
         """Ends a call, if it lives, with what it has."""
         if call in self._live:
             sequence, _ = self._live[call]
             sequence.finish_reason = "abort"
-            self._end(sequence, sequence.take_chunk(time.monotonic()))
+            self._end(sequence, sequence.take_chunk(self._clock()))
 
     def abort_all(self) -> None:
         for call in tuple(self._live):
@@ -82,8 +115,7 @@ class Rollout(Generic[Outlet]):
         """Ends a call that nobody listens to."""
         live = self._live.get(sequence.request.call)
         if live is not None and live[0] is sequence:
-            del self._live[sequence.request.call]
-            self._scheduler.remove(sequence)
+            self._forget(sequence)
 
     def fail_all(self, error: Exception) -> None:
         """Ends all calls with a fault."""
@@ -96,11 +128,11 @@ class Rollout(Generic[Outlet]):
     def step(self) -> None:
         """One forward pass."""
         assert self.version is not None
-        started_s = time.monotonic()
+        started_s = self._clock()
         spans = self._scheduler.plan()
         drawn = self._runner.run(spans)
         self._scheduler.advance(spans)
-        now_s = time.monotonic()
+        now_s = self._clock()
         for span, token, logprob in drawn:
             self._take(span.sequence, token, logprob, self.version, now_s)
         self._prefilled_tokens += sum(span.count for span in spans if span.count > 1)
@@ -132,15 +164,38 @@ class Rollout(Generic[Outlet]):
             raise
         self._admit(weights.version)
 
+    def pause(self) -> None:
+        """No pass until `resume`, or until it sleeps."""
+        self.paused = self.version is not None
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def export_kv(self, session: str) -> KvManifest:
+        """Of the newest live call of the session, else of the last that ended."""
+        if self.version is None:
+            raise EngineAsleep("the engine is asleep: its KV is gone")
+        live = [sequence for sequence, _ in self._live.values() if sequence.request.session == session]
+        tokens = live[-1].tokens if live else self._last_calls.tokens(session)
+        return self._handover.export(session, tokens, self.version)
+
+    def import_kv(self, manifest: KvManifest) -> int:
+        if self.version is None:
+            raise EngineAsleep("the engine is asleep: it has no room for KV")
+        return self._handover.take_over(manifest, self.version)
+
     def end(self) -> None:
         """Ends all calls and the pool; the weights stay."""
         self.abort_all()
         self._scheduler.pool.forget()
+        self._last_calls.forget()
         self._runner.release_kv()
         self.version = None
+        self.paused = False
 
     def _admit(self, version: int) -> None:
         self._scheduler.restart(version)
+        self._last_calls.forget()
         self.version = version
 
     def _release(self) -> None:
@@ -162,6 +217,11 @@ class Rollout(Generic[Outlet]):
             self.outbox.append((outlet, sequence.take_chunk(now_s)))
 
     def _end(self, sequence: Sequence, answer: Chunk | Exception) -> None:
+        outlet = self._forget(sequence)
+        self.outbox.append((outlet, answer))
+
+    def _forget(self, sequence: Sequence) -> Outlet:
         _, outlet = self._live.pop(sequence.request.call)
         self._scheduler.remove(sequence)
-        self.outbox.append((outlet, answer))
+        self._last_calls.note(sequence.request.session, sequence.tokens)
+        return outlet

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from gyre.cell.engine import memory, sampling
-from gyre.cell.engine.base import Weights
+from gyre.cell.engine import kv_bytes, memory, sampling
+from gyre.cell.engine.base import KvLayout, Weights
 from gyre.cell.engine.paged import PagedKv, PagedPass, check_model, paged_attention
 from gyre.cell.engine.scheduler import Span
 
@@ -22,6 +22,7 @@ class Runner:
         self._blocks = blocks
         self._block_tokens = block_tokens
         self._kv: PagedKv | None = None
+        self._model_key = kv_bytes.model_key(model.config)
 
     @property
     def vocab(self) -> int:
@@ -53,6 +54,18 @@ class Runner:
 
     def release_weights(self) -> None:
         memory.release_parameters(self._model)
+
+    def kv_layout(self, version: int) -> KvLayout:
+        assert self._kv is not None
+        return kv_bytes.layout_of(self._kv.data, self._model_key, version)
+
+    def read_kv(self, blocks: Sequence[int], into: memoryview) -> None:
+        assert self._kv is not None
+        kv_bytes.read_blocks(self._kv.data, blocks, into)
+
+    def write_kv(self, blocks: Sequence[int], heads: tuple[int, int], source: memoryview, first: int) -> bool:
+        assert self._kv is not None
+        return kv_bytes.write_blocks(self._kv.data, blocks, heads, source, first)
 
     @torch.inference_mode()
     def run(self, spans: Sequence[Span]) -> list[tuple[Span, int, float]]:

@@ -1,20 +1,54 @@
-"""Engines for the contract suite: each case makes engines, fills them with the weights of a seed, and has a
-plain transformers model of the same weights to compare with."""
+"""Engines for the contract suite: each case makes engines, fills them with the weights of a seed, and knows
+by other means what they must sample."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from gyre.cell.engine import Engine, Weights
 from gyre.cell.engine.native import NativeEngine
+from gyre.rdma import SharedMemory
+from tests.cell.engine.calls import VOCAB
 
-VOCAB = 97
+
+class Case(Protocol):
+    """One kind of engine. `lacks` says of what it does not have why not: tests that need it (`needs` in
+    their marks) are skipped with that reason. Log-probabilities agree within `tolerance`. Whole blocks of
+    `block_tokens` are reused. What it makes, `close` ends."""
+
+    lacks: Mapping[str, str]
+    tolerance: float
+    block_tokens: int
+    regions: SharedMemory
+
+    def engine(self, **options: Any) -> Engine:
+        """Asleep. Options as those of NativeEngine."""
+
+    def weights(
+        self, seed: int, *, version: int | None = None, before: Callable[[], object] = bool
+    ) -> Weights:
+        """That seed's, as version `seed` if not said otherwise; `before` is called when they are opened."""
+
+    async def awake(self, seed: int = 0, **options: Any) -> Engine:
+        """An engine under version `seed`, with that seed's weights."""
+
+    def greedy(self, ids: Sequence[int], count: int, *, seed: int = 0) -> tuple[int, ...]:
+        """The tokens that the weights of the seed find most likely after `ids`."""
+
+    def logprobs(
+        self, ids: Sequence[int], out: Sequence[int], temperature: float = 1.0, *, seed: int = 0
+    ) -> list[float]:
+        """Of each token of `out` after `ids`."""
+
+    async def close(self) -> None: ...
 
 
 @cache
@@ -61,10 +95,15 @@ class ModelWeights:
 
 
 class NativeCase:
-    """NativeEngine over a tiny model of one kind."""
+    """NativeEngine over a tiny model of one kind, compared with transformers."""
 
-    def __init__(self, kind: str) -> None:
+    lacks: Mapping[str, str] = {}
+    tolerance = 1e-4
+    block_tokens = 8
+
+    def __init__(self, kind: str, shm: Path) -> None:
         self._kind = kind
+        self.regions = SharedMemory(shm)
         self.engines: list[NativeEngine] = []
         self.models: list[PreTrainedModel] = []
 
@@ -79,6 +118,7 @@ class NativeCase:
             "max_batch": 16,
             "chunk_interval_s": 0.0,
             "eos_token_ids": (),
+            "regions": self.regions,
         }
         model = tiny_model(self._kind, 12345)
         engine = NativeEngine(model, **(defaults | options))
@@ -89,19 +129,37 @@ class NativeCase:
     def weights(
         self, seed: int, *, version: int | None = None, before: Callable[[], object] = bool
     ) -> ModelWeights:
-        """That seed's, as version `seed` if not said otherwise."""
         return ModelWeights(seed if version is None else version, self.reference(seed), before)
 
     async def awake(self, seed: int = 0, **options: Any) -> NativeEngine:
-        """An engine under version `seed`, with that seed's weights."""
         engine = self.engine(**options)
         await engine.wake(self.weights(seed))
         return engine
 
+    def greedy(self, ids: Sequence[int], count: int, *, seed: int = 0) -> tuple[int, ...]:
+        inputs = torch.tensor([ids])
+        whole = self.reference(seed).generate(
+            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=count, do_sample=False
+        )
+        return tuple(whole[0, len(ids) :].tolist())
 
-CASES: dict[str, Callable[[], NativeCase]] = {
-    "native-llama": lambda: NativeCase("llama"),
-    "native-qwen3": lambda: NativeCase("qwen3"),
+    def logprobs(
+        self, ids: Sequence[int], out: Sequence[int], temperature: float = 1.0, *, seed: int = 0
+    ) -> list[float]:
+        whole = torch.tensor([[*ids, *out]])
+        with torch.no_grad():
+            logits = self.reference(seed)(input_ids=whole).logits[0, len(ids) - 1 : -1].float() / temperature
+        found: list[float] = logits.log_softmax(-1).gather(-1, torch.tensor(out)[:, None])[:, 0].tolist()
+        return found
+
+    async def close(self) -> None:
+        for engine in self.engines:
+            await engine.close()
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "native-llama": lambda shm: NativeCase("llama", shm),
+    "native-qwen3": lambda shm: NativeCase("qwen3", shm),
 }
 
 
@@ -111,17 +169,23 @@ def one_thread() -> None:
 
 
 @pytest.fixture(params=CASES)
-async def case(request: pytest.FixtureRequest) -> AsyncIterator[NativeCase]:
-    made = CASES[request.param]()
+async def case(request: pytest.FixtureRequest, shm: Path) -> AsyncIterator[Case]:
+    made = CASES[request.param](shm)
+    skip_what_it_lacks(made, request)
     yield made
-    for engine in made.engines:
-        await engine.close()
+    await made.close()
+
+
+def skip_what_it_lacks(case: Case, request: pytest.FixtureRequest) -> None:
+    for mark in request.node.iter_markers("needs"):
+        for feature in mark.args:
+            if feature in case.lacks:
+                pytest.skip(f"{feature}: {case.lacks[feature]}")
 
 
 @pytest.fixture
-async def native() -> AsyncIterator[NativeCase]:
+async def native(shm: Path) -> AsyncIterator[NativeCase]:
     """For what only the native engine promises."""
-    made = NativeCase("llama")
+    made = NativeCase("llama", shm)
     yield made
-    for engine in made.engines:
-        await engine.close()
+    await made.close()

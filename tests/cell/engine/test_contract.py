@@ -3,104 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
-from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import pytest
-import torch
-from transformers import PreTrainedModel
 
-from gyre.cell.engine import (
-    Chunk,
-    ContextOverflow,
-    Engine,
-    EngineAsleep,
-    EngineMetrics,
-    GenerateRequest,
-    SamplingParams,
-)
-
-VOCAB = 97
-GREEDY = SamplingParams(temperature=0.0, max_new_tokens=20)
-
-
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    draw = random.Random(seed)
-    return tuple(draw.randrange(VOCAB) for _ in range(length))
-
-
-def request(
-    ids: Sequence[int],
-    sampling: SamplingParams = GREEDY,
-    *,
-    call: str = "c",
-    prompt_tokens: int | None = None,
-) -> GenerateRequest:
-    return GenerateRequest(
-        call=call,
-        session="s",
-        prompt_ids=tuple(ids),
-        prompt_tokens=len(ids) if prompt_tokens is None else prompt_tokens,
-        sampling=sampling,
-    )
-
-
-async def chunks_of(engine: Engine, asked: GenerateRequest) -> list[Chunk]:
-    return [chunk async for chunk in engine.generate(asked)]
-
-
-def joined(chunks: Sequence[Chunk]) -> Chunk:
-    """The chunks of a call as one; checks that only the last has a finish reason."""
-    assert [chunk.finish_reason is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
-    whole = Chunk(
-        token_ids=tuple(t for chunk in chunks for t in chunk.token_ids),
-        logprobs=tuple(p for chunk in chunks for p in chunk.logprobs),
-        versions=tuple(v for chunk in chunks for v in chunk.versions),
-        finish_reason=chunks[-1].finish_reason,
-        cached_tokens=chunks[-1].cached_tokens,
-    )
-    assert len(whole.token_ids) == len(whole.logprobs) == len(whole.versions)
-    return whole
-
-
-async def generate(
-    engine: Engine, ids: Sequence[int], sampling: SamplingParams = GREEDY, **fields: Any
-) -> Chunk:
-    return joined(await chunks_of(engine, request(ids, sampling, **fields)))
-
-
-async def until(engine: Engine, reached: Callable[[EngineMetrics], bool]) -> None:
-    """Waits by asking the engine: each round trip lets it go on."""
-    while not reached(engine.metrics()):
-        await engine.abort("nobody")
-
-
-def reference_logprobs(
-    model: PreTrainedModel, ids: Sequence[int], out: Sequence[int], temperature: float = 1.0
-) -> torch.Tensor:
-    """Of each token of `out` after `ids`, by one plain forward pass."""
-    whole = torch.tensor([[*ids, *out]])
-    with torch.no_grad():
-        logits = model(input_ids=whole).logits[0, len(ids) - 1 : -1].float() / temperature
-    return logits.log_softmax(-1).gather(-1, torch.tensor(out)[:, None])[:, 0]
-
+from gyre.cell.engine import Chunk, ContextOverflow, EngineAsleep, GenerateRequest, SamplingParams
+from tests.cell.engine.calls import GREEDY, VOCAB, chunks_of, generate, joined, prompt, request, until
+from tests.cell.engine.conftest import Case
 
 # --- numbers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 40])
-async def test_greedy_is_what_transformers_generates(case: Any, length: int) -> None:
+async def test_greedy_tokens_are_the_most_likely(case: Case, length: int) -> None:
     engine = await case.awake()
     ids = prompt(length)
     got = await generate(engine, ids, SamplingParams(temperature=0.0, max_new_tokens=30))
-    inputs = torch.tensor([ids])
-    want = case.reference().generate(
-        inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=30, do_sample=False
-    )[0, length:]
-    assert got.token_ids == tuple(want.tolist())
+    assert got.token_ids == case.greedy(ids, 30)
 
 
 @pytest.mark.parametrize(
@@ -112,27 +33,27 @@ async def test_greedy_is_what_transformers_generates(case: Any, length: int) -> 
     ],
 )
 async def test_logprobs_are_of_the_whole_distribution_at_the_temperature(
-    case: Any, sampling: SamplingParams
+    case: Case, sampling: SamplingParams
 ) -> None:
     engine = await case.awake()
     ids = prompt(21)
     got = await generate(engine, ids, sampling)
-    want = reference_logprobs(case.reference(), ids, got.token_ids, sampling.temperature or 1.0)
-    assert torch.allclose(torch.tensor(got.logprobs), want, atol=1e-4, rtol=0)
+    want = case.logprobs(ids, got.token_ids, sampling.temperature or 1.0)
+    assert got.logprobs == pytest.approx(want, abs=case.tolerance)
 
 
-async def test_long_prompts_computed_in_parts_give_the_same_numbers(case: Any) -> None:
+async def test_long_prompts_computed_in_parts_give_the_same_numbers(case: Case) -> None:
     engine = await case.awake(step_tokens=16)
     ids = prompt(75)
     got = await generate(engine, ids)
-    want = reference_logprobs(case.reference(), ids, got.token_ids)
-    assert torch.allclose(torch.tensor(got.logprobs), want, atol=1e-4, rtol=0)
+    want = case.logprobs(ids, got.token_ids)
+    assert got.logprobs == pytest.approx(want, abs=case.tolerance)
 
 
 # --- randomness ---------------------------------------------------------------------------------
 
 
-async def test_a_call_gets_the_same_tokens_alone_and_in_a_batch(case: Any) -> None:
+async def test_a_call_gets_the_same_tokens_alone_and_in_a_batch(case: Case) -> None:
     asked = [
         request(
             prompt(3 + 5 * i, seed=i),
@@ -148,7 +69,7 @@ async def test_a_call_gets_the_same_tokens_alone_and_in_a_batch(case: Any) -> No
     assert [joined(c).token_ids for c in together] == [joined(c).token_ids for c in alone]
 
 
-async def test_a_seed_repeats_and_another_differs(case: Any) -> None:
+async def test_a_seed_repeats_and_another_differs(case: Case) -> None:
     engine = await case.awake()
     outputs = [
         (
@@ -160,18 +81,18 @@ async def test_a_seed_repeats_and_another_differs(case: Any) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 6, 7, 15, 29])
-async def test_a_resumed_call_continues_as_if_never_interrupted(case: Any, cut: int) -> None:
+async def test_a_resumed_call_continues_as_if_never_interrupted(case: Case, cut: int) -> None:
     sampling = SamplingParams(seed=5, temperature=1.2, max_new_tokens=30)
     ids = prompt(10)
     first, second = await case.awake(), await case.awake()
     whole = await generate(first, ids, sampling)
     rest = await generate(second, ids + whole.token_ids[:cut], sampling, prompt_tokens=len(ids))
     assert rest.token_ids == whole.token_ids[cut:]
-    assert rest.logprobs == pytest.approx(whole.logprobs[cut:], abs=1e-4)
+    assert rest.logprobs == pytest.approx(whole.logprobs[cut:], abs=case.tolerance)
     assert rest.finish_reason == "length"
 
 
-async def test_a_call_resumed_after_its_last_token_ends_at_once(case: Any) -> None:
+async def test_a_call_resumed_after_its_last_token_ends_at_once(case: Case) -> None:
     engine = await case.awake()
     ids = prompt(10)
     whole = await generate(engine, ids)
@@ -185,7 +106,7 @@ async def test_a_call_resumed_after_its_last_token_ends_at_once(case: Any) -> No
 # --- ends ---------------------------------------------------------------------------------------
 
 
-async def test_stop_tokens_end_the_output_and_are_part_of_it(case: Any) -> None:
+async def test_stop_tokens_end_the_output_and_are_part_of_it(case: Case) -> None:
     ids = prompt(10)
     free = (await generate(await case.awake(), ids)).token_ids
     at = next(i for i in range(4, 20) if free[i] not in free[:i])
@@ -197,7 +118,7 @@ async def test_stop_tokens_end_the_output_and_are_part_of_it(case: Any) -> None:
     assert stopped.finish_reason == ended.finish_reason == "stop"
 
 
-async def test_a_stop_token_in_the_prompt_does_not_end_the_call(case: Any) -> None:
+async def test_a_stop_token_in_the_prompt_does_not_end_the_call(case: Case) -> None:
     engine = await case.awake()
     ids = prompt(10)
     got = await generate(
@@ -206,14 +127,14 @@ async def test_a_stop_token_in_the_prompt_does_not_end_the_call(case: Any) -> No
     assert len(got.token_ids) == 1
 
 
-async def test_output_ends_with_the_window(case: Any) -> None:
+async def test_output_ends_with_the_window(case: Case) -> None:
     engine = await case.awake(window_tokens=32)
     got = await generate(engine, prompt(25))
     assert (len(got.token_ids), got.finish_reason) == (7, "length")
     assert len((await generate(engine, prompt(31))).token_ids) == 1
 
 
-async def test_a_prompt_that_fills_the_window_overflows(case: Any) -> None:
+async def test_a_prompt_that_fills_the_window_overflows(case: Case) -> None:
     engine = await case.awake(window_tokens=32)
     with pytest.raises(ContextOverflow) as caught:
         await generate(engine, prompt(32))
@@ -235,7 +156,7 @@ async def test_a_prompt_that_fills_the_window_overflows(case: Any) -> None:
         ({"sampling": SamplingParams(max_new_tokens=0)}, "max_new_tokens"),
     ],
 )
-async def test_a_senseless_request_is_refused_by_name(case: Any, fields: dict[str, Any], named: str) -> None:
+async def test_a_senseless_request_is_refused_by_name(case: Case, fields: dict[str, Any], named: str) -> None:
     engine = await case.awake()
     asked = {"call": "c", "session": "s", "prompt_ids": (1, 2, 3), "prompt_tokens": 3, "sampling": GREEDY}
     with pytest.raises(ValueError, match=named):
@@ -243,7 +164,7 @@ async def test_a_senseless_request_is_refused_by_name(case: Any, fields: dict[st
     assert len((await generate(engine, (1, 2, 3))).token_ids) == 20
 
 
-async def test_a_call_id_in_use_is_refused(case: Any) -> None:
+async def test_a_call_id_in_use_is_refused(case: Case) -> None:
     engine = await case.awake()
     results = await asyncio.gather(
         generate(engine, prompt(5)), generate(engine, prompt(6)), return_exceptions=True
@@ -255,13 +176,13 @@ async def test_a_call_id_in_use_is_refused(case: Any) -> None:
 # --- chunks and aborts --------------------------------------------------------------------------
 
 
-async def test_chunks_come_as_often_as_asked(case: Any) -> None:
+async def test_chunks_come_as_often_as_asked(case: Case) -> None:
     often, seldom = await case.awake(), await case.awake(chunk_interval_s=60.0)
     assert len(await chunks_of(often, request(prompt(5)))) == 20
     assert len(await chunks_of(seldom, request(prompt(5)))) == 1
 
 
-async def test_abort_answers_what_was_sampled(case: Any) -> None:
+async def test_abort_answers_what_was_sampled(case: Case) -> None:
     engine = await case.awake()
     sampling = SamplingParams(seed=1, max_new_tokens=200)
     chunks: list[Chunk] = []
@@ -276,7 +197,7 @@ async def test_abort_answers_what_was_sampled(case: Any) -> None:
     assert whole.token_ids[: len(got.token_ids)] == got.token_ids
 
 
-async def test_abort_keeps_tokens_that_no_chunk_has_told(case: Any) -> None:
+async def test_abort_keeps_tokens_that_no_chunk_has_told(case: Case) -> None:
     engine = await case.awake(chunk_interval_s=60.0)
     call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=200))))
     await until(engine, lambda metrics: metrics.generated_tokens >= 5)
@@ -286,13 +207,13 @@ async def test_abort_keeps_tokens_that_no_chunk_has_told(case: Any) -> None:
     assert len(got.token_ids) >= 5
 
 
-async def test_abort_of_an_unknown_call_does_nothing(case: Any) -> None:
+async def test_abort_of_an_unknown_call_does_nothing(case: Case) -> None:
     engine = await case.awake()
     await engine.abort("nobody")
     assert (await generate(engine, prompt(5))).finish_reason == "length"
 
 
-async def test_abort_all_ends_running_and_waiting_calls(case: Any) -> None:
+async def test_abort_all_ends_running_and_waiting_calls(case: Case) -> None:
     engine = await case.awake(max_batch=2)
     sampling = SamplingParams(max_new_tokens=200)
     calls = [
@@ -305,7 +226,7 @@ async def test_abort_all_ends_running_and_waiting_calls(case: Any) -> None:
     assert engine.metrics().running == engine.metrics().waiting == 0
 
 
-async def test_closing_the_iterator_ends_the_call(case: Any) -> None:
+async def test_closing_the_iterator_ends_the_call(case: Case) -> None:
     engine = await case.awake(max_batch=1)
     async with aclosing(engine.generate(request(prompt(5), SamplingParams(max_new_tokens=240)))) as stream:
         async for _ in stream:
@@ -315,7 +236,7 @@ async def test_closing_the_iterator_ends_the_call(case: Any) -> None:
     assert engine.metrics().generated_tokens < 240
 
 
-async def test_a_cancelled_caller_ends_the_call(case: Any) -> None:
+async def test_a_cancelled_caller_ends_the_call(case: Case) -> None:
     engine = await case.awake()
     call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=240))))
     await until(engine, lambda metrics: metrics.running > 0)
@@ -329,7 +250,7 @@ async def test_a_cancelled_caller_ends_the_call(case: Any) -> None:
 # --- prefix reuse and KV ------------------------------------------------------------------------
 
 
-async def test_a_known_prefix_is_not_computed_again_and_changes_nothing(case: Any) -> None:
+async def test_a_known_prefix_is_not_computed_again_and_changes_nothing(case: Case) -> None:
     sampling = SamplingParams(seed=2, max_new_tokens=10)
     engine = await case.awake()
     ids = prompt(50)
@@ -338,10 +259,10 @@ async def test_a_known_prefix_is_not_computed_again_and_changes_nothing(case: An
     assert first.cached_tokens == 0
     assert again.cached_tokens == 48
     assert again.token_ids == first.token_ids
-    assert again.logprobs == pytest.approx(first.logprobs, abs=1e-5)
+    assert again.logprobs == pytest.approx(first.logprobs, abs=case.tolerance)
 
 
-async def test_the_next_turn_finds_prompt_and_answer(case: Any) -> None:
+async def test_the_next_turn_finds_prompt_and_answer(case: Case) -> None:
     engine = await case.awake()
     turn = prompt(20)
     answer = await generate(engine, turn)
@@ -349,11 +270,11 @@ async def test_the_next_turn_finds_prompt_and_answer(case: Any) -> None:
     got = await generate(engine, longer)
     # All but the last sampled token have KV: 20 + 19 of it, in blocks of 8.
     assert got.cached_tokens == 32
-    want = reference_logprobs(case.reference(), longer, got.token_ids)
-    assert torch.allclose(torch.tensor(got.logprobs), want, atol=1e-4, rtol=0)
+    want = case.logprobs(longer, got.token_ids)
+    assert got.logprobs == pytest.approx(want, abs=case.tolerance)
 
 
-async def test_calls_that_start_together_compute_their_prefix_once(case: Any) -> None:
+async def test_calls_that_start_together_compute_their_prefix_once(case: Case) -> None:
     engine = await case.awake()
     ids = prompt(64)
     got = await asyncio.gather(
@@ -365,22 +286,22 @@ async def test_calls_that_start_together_compute_their_prefix_once(case: Any) ->
     assert sorted(chunk.cached_tokens for chunk in got) == [0] + [64] * 5
 
 
-async def test_kv_of_another_version_is_never_used(case: Any) -> None:
+async def test_kv_of_another_version_is_never_used(case: Case) -> None:
     engine = await case.awake(seed=0)
     ids = prompt(40)
     await generate(engine, ids)
     await engine.update(case.weights(1))
     got = await generate(engine, ids)
     assert got.cached_tokens == 0
-    want = reference_logprobs(case.reference(1), ids, got.token_ids)
-    assert torch.allclose(torch.tensor(got.logprobs), want, atol=1e-4, rtol=0)
+    want = case.logprobs(ids, got.token_ids, seed=1)
+    assert got.logprobs == pytest.approx(want, abs=case.tolerance)
     await engine.sleep()
     await engine.wake(case.weights(0))
     assert (await generate(engine, ids)).cached_tokens == 0
 
 
 @pytest.mark.parametrize("kv_tokens", [56, 112])
-async def test_many_calls_in_a_small_pool_all_finish_as_if_alone(case: Any, kv_tokens: int) -> None:
+async def test_many_calls_in_a_small_pool_all_finish_as_if_alone(case: Case, kv_tokens: int) -> None:
     asked = [
         request(prompt(4 + 3 * i, seed=i), SamplingParams(seed=i, max_new_tokens=24), call=f"c{i}")
         for i in range(10)
@@ -397,7 +318,7 @@ async def test_many_calls_in_a_small_pool_all_finish_as_if_alone(case: Any, kv_t
 # --- roles and versions -------------------------------------------------------------------------
 
 
-async def test_an_engine_starts_asleep(case: Any) -> None:
+async def test_an_engine_starts_asleep(case: Case) -> None:
     engine = case.engine()
     assert engine.version is None
     with pytest.raises(EngineAsleep):
@@ -407,7 +328,7 @@ async def test_an_engine_starts_asleep(case: Any) -> None:
     await engine.sleep()
 
 
-async def test_sleep_ends_calls_with_what_they_have_and_wake_admits_again(case: Any) -> None:
+async def test_sleep_ends_calls_with_what_they_have_and_wake_admits_again(case: Case) -> None:
     engine = await case.awake(seed=0)
     before = await generate(engine, prompt(9))
     call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=240))))
@@ -425,7 +346,7 @@ async def test_sleep_ends_calls_with_what_they_have_and_wake_admits_again(case: 
     assert set(after.versions) == {7}
 
 
-async def test_update_under_a_call_labels_each_token_with_its_version(case: Any) -> None:
+async def test_update_under_a_call_labels_each_token_with_its_version(case: Case) -> None:
     engine = await case.awake(seed=0)
     ids = prompt(11)
     chunks: list[Chunk] = []
@@ -440,11 +361,11 @@ async def test_update_under_a_call_labels_each_token_with_its_version(case: Any)
     assert got.versions == (0,) * cut + (1,) * (80 - cut)
     assert cut >= 10
     for version, part in ((0, slice(0, cut)), (1, slice(cut, None))):
-        want = reference_logprobs(case.reference(version), ids, got.token_ids)[part]
-        assert torch.allclose(torch.tensor(got.logprobs[part]), want, atol=1e-4, rtol=0)
+        want = case.logprobs(ids, got.token_ids, seed=version)[part]
+        assert got.logprobs[part] == pytest.approx(want, abs=case.tolerance)
 
 
-async def test_update_reaches_waiting_calls_too(case: Any) -> None:
+async def test_update_reaches_waiting_calls_too(case: Case) -> None:
     engine = await case.awake(seed=0, max_batch=1)
     calls = [
         asyncio.create_task(
@@ -455,12 +376,12 @@ async def test_update_reaches_waiting_calls_too(case: Any) -> None:
     await until(engine, lambda metrics: metrics.waiting == 2)
     await engine.update(case.weights(1))
     last = (await asyncio.gather(*calls))[-1]
-    want = reference_logprobs(case.reference(1), prompt(20, 2), last.token_ids)
+    want = case.logprobs(prompt(20, 2), last.token_ids, seed=1)
     assert set(last.versions) == {1}
-    assert torch.allclose(torch.tensor(last.logprobs), want, atol=1e-4, rtol=0)
+    assert last.logprobs == pytest.approx(want, abs=case.tolerance)
 
 
-async def test_a_failed_load_leaves_the_engine_asleep(case: Any) -> None:
+async def test_a_failed_load_leaves_the_engine_asleep(case: Case) -> None:
     def broken() -> None:
         raise OSError("snapshot is gone")
 
@@ -479,7 +400,7 @@ async def test_a_failed_load_leaves_the_engine_asleep(case: Any) -> None:
         await engine.update(case.weights(1))
 
 
-async def test_a_slow_load_does_not_block_the_event_loop(case: Any) -> None:
+async def test_a_slow_load_does_not_block_the_event_loop(case: Case) -> None:
     engine = case.engine()
     go = threading.Event()
 
@@ -495,7 +416,7 @@ async def test_a_slow_load_does_not_block_the_event_loop(case: Any) -> None:
     assert engine.version == 0
 
 
-async def test_metrics_count(case: Any) -> None:
+async def test_metrics_count(case: Case) -> None:
     engine = await case.awake()
     await generate(engine, prompt(40))
     await generate(engine, prompt(40))
@@ -508,7 +429,7 @@ async def test_metrics_count(case: Any) -> None:
     assert metrics.busy_s > 0
 
 
-async def test_close_ends_calls_and_can_be_repeated(case: Any) -> None:
+async def test_close_ends_calls_and_can_be_repeated(case: Case) -> None:
     engine = await case.awake()
     call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=240))))
     await until(engine, lambda metrics: metrics.running > 0)

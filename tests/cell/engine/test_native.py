@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
-from gyre.cell.engine import EngineFault, GenerateRequest, SamplingParams
+from gyre.cell.engine import EngineFault, GenerateRequest, KvUnavailable, SamplingParams
 from gyre.cell.engine.memory import is_released, restore_parameters
 from gyre.cell.engine.native import NativeEngine
 from tests.cell.engine.conftest import ModelWeights
@@ -139,6 +140,53 @@ async def test_logits_that_are_not_finite_fail_the_call(native: Any) -> None:
         await generate(engine)
     await engine.update(native.weights(0, version=2))
     assert len(await generate(engine)) == 10
+
+
+async def test_kv_that_is_not_finite_is_refused_and_spoils_no_block(native: Any) -> None:
+    first, second = await native.awake(), await native.awake(kv_tokens=64)
+    await generate(first, new_tokens=30)
+    manifest = await first.export_kv("s")
+    with native.regions.allocate(manifest.parts[0].region.name, manifest.parts[0].region.nbytes) as region:
+        torch.frombuffer(region.buffer, dtype=torch.float32)[-1] = float("nan")
+    with pytest.raises(KvUnavailable, match="not finite"):
+        await second.import_kv(manifest)
+    assert len(await generate(second, new_tokens=60)) == 60
+
+
+async def test_an_export_that_nobody_waits_for_leaves_no_region(native: Any, shm: Path) -> None:
+    thread = ThreadPoolExecutor(1)
+    engine = await native.awake(device_thread=thread)
+    await generate(engine, new_tokens=30)
+    started, go = threading.Event(), threading.Event()
+    read = engine._rollout._runner.read_kv
+
+    def slow(*fields: Any) -> None:
+        read(*fields)
+        started.set()
+        assert go.wait(30.0)
+
+    engine._rollout._runner.read_kv = slow
+    export = asyncio.create_task(engine.export_kv("s"))
+    await asyncio.to_thread(started.wait, 30.0)
+    assert len(os.listdir(shm)) == 1
+    export.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await export
+    go.set()
+    await engine.abort("nobody")
+    assert os.listdir(shm) == []
+    await engine.close()
+    thread.shutdown()
+
+
+async def test_an_engine_without_regions_hands_nothing_over(native: Any) -> None:
+    first, second = await native.awake(), await native.awake(regions=None)
+    await generate(first, new_tokens=30)
+    await generate(second, new_tokens=30)
+    with pytest.raises(KvUnavailable, match="no regions"):
+        await second.export_kv("s")
+    with pytest.raises(KvUnavailable, match="no regions"):
+        await second.import_kv(await first.export_kv("s"))
 
 
 async def test_close_ends_the_thread_it_made(native: Any) -> None:

@@ -1,0 +1,64 @@
+"""Blocks of a block-major pool [blocks, layers, 2, block_tokens, kv_heads, head_dim] as bytes, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import torch
+from transformers import PretrainedConfig
+
+from gyre.cell.engine.base import KvLayout
+
+# What a configuration says of the file it was read from, not of the model.
+_NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+
+
+def model_key(config: PretrainedConfig) -> str:
+    """The same wherever the same model was loaded from."""
+    fields = {name: value for name, value in config.to_dict().items() if name not in _NOT_OF_THE_MODEL}
+    text = json.dumps(fields, sort_keys=True, default=str)
+    return f"{config.model_type}-{blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def layout_of(data: torch.Tensor, model: str, version: int) -> KvLayout:
+    """Of one block."""
+    _, layers, _, block_tokens, heads, head_dim = data.shape
+    return KvLayout(
+        model=model,
+        adapter="",
+        version=version,
+        dtype=str(data.dtype).removeprefix("torch."),
+        layers=layers,
+        block_tokens=block_tokens,
+        kv_heads=heads,
+        head_dim=head_dim,
+    )
+
+
+def read_blocks(data: torch.Tensor, blocks: Sequence[int], into: memoryview) -> None:
+    """Copies blocks, one after the other; on the CPU without a copy in between."""
+    index = torch.tensor(blocks, device=data.device)
+    target = _view(data, into, data.shape[4])
+    if data.device.type == "cpu":
+        torch.index_select(data, 0, index, out=target)
+    else:
+        target.copy_(data.index_select(0, index))
+
+
+def write_blocks(
+    data: torch.Tensor, blocks: Sequence[int], heads: tuple[int, int], source: memoryview, first: int
+) -> bool:
+    """Fills heads [heads[0], heads[1]) of blocks from the blocks of `source` from `first` on. False, and
+    nothing is written, where a number there is not finite."""
+    found = _view(data, source, heads[1] - heads[0])[first : first + len(blocks)].to(data.device)
+    if not bool(found.isfinite().all()):
+        return False
+    data[:, :, :, :, heads[0] : heads[1]].index_copy_(0, torch.tensor(blocks, device=data.device), found)
+    return True
+
+
+def _view(data: torch.Tensor, buffer: memoryview, heads: int) -> torch.Tensor:
+    _, layers, halves, block_tokens, _, head_dim = data.shape
+    return torch.frombuffer(buffer, dtype=data.dtype).view(-1, layers, halves, block_tokens, heads, head_dim)
