@@ -119,7 +119,7 @@ class CellActor(Actor):
             cell=self._cell,
             incarnation=self.context.incarnation,
             ref=self.context.ref,
-            engines=tuple(self._ranks),
+            engines=tuple(self._ranks[:1] if self._setup.rollout.parallel == "tensor" else self._ranks),
             role="rollout",
             version=self._version,
             capacity_calls=capacity,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
@@ -15,10 +16,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def pick_device(kind: str, slot: int, rank: int, ranks: int) -> torch.device:
-    """The device of a rank: GPUs in order of cells and ranks of the machine, round and round; else CPU."""
+    """The device of a rank: its GPU, else the CPU."""
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
-        return torch.device("cuda", (slot * ranks + rank) % torch.cuda.device_count())
+        return torch.device("cuda", *gpus("cuda", slot, (rank,), ranks))
     return torch.device("cpu")
+
+
+def gpus(device: str, slot: int, of: Iterable[int], ranks: int) -> list[int]:
+    """Those of some ranks of a cell: in order of cells and ranks of the machine, round and round. None on the
+    CPU."""
+    if device != "cuda":
+        return []
+    return [(slot * ranks + rank) % torch.cuda.device_count() for rank in of]
 
 
 def use_device(device: torch.device) -> None:

@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from gyre.cell.checkpoints import check
-from gyre.cell.engine.base import EngineMetrics
+from gyre.cell.engine.base import Engine, EngineMetrics
+from gyre.cell.engine.make import EngineSetup, make_engine
 from gyre.cell.engine.memory import release_parameters, return_memory
-from gyre.cell.engine.native import NativeEngine
 from gyre.cell.group import CellGroup
-from gyre.cell.model import end_token_ids, load_model, training_model
+from gyre.cell.model import end_token_ids, gpus, load_model, training_model
 from gyre.cell.train.optimizer import MasterWeights
 from gyre.cell.train.saving import load_optimizer, save_optimizer, save_weights
 from gyre.cell.train.trainer import Trainer
@@ -26,7 +26,8 @@ from gyre.rdma import RegionError, RegionHandle, SharedMemory
 
 
 class Rank:
-    """In rollout role its engine has weights, in train role its trainer has; the core's masters stay."""
+    """In rollout role its engine has weights, in train role its trainer has; the core's masters stay. Where
+    the ranks of a cell are one engine, rank 0 has it."""
 
     def __init__(self, config: WorkerConfig, device: torch.device, thread: ThreadPoolExecutor) -> None:
         self._config = config
@@ -36,7 +37,7 @@ class Rank:
         self._device = device
         self._shared = SharedMemory(config.setup.shm_folder)
         self._model: PreTrainedModel | None = None
-        self._engine: NativeEngine | None = None
+        self._engine: Engine | None = None
         self._trainer: Trainer | None = None
         self._masters: MasterWeights | None = None
         self._layout: Layout | None = None
@@ -45,13 +46,9 @@ class Rank:
         self.group = CellGroup(config.rank, self._ranks, self._device, config.setup.cells.group_timeout_s)
 
     @property
-    def engine(self) -> NativeEngine:
-        assert self._engine is not None, "LoadModel comes first"
+    def engine(self) -> Engine | None:
+        """None before it is loaded, and at a rank that another one leads."""
         return self._engine
-
-    async def engine_close(self) -> None:
-        if self._engine is not None:
-            await self._engine.close()
 
     # --- loading ----------------------------------------------------------------------------------
 
@@ -66,26 +63,31 @@ class Rank:
             self._take_masters()
             if checkpoint is not None:
                 load_optimizer(checkpoint, self._masters_, self._config.rank)
-        rollout = setup.rollout
         window = min(setup.model.context_tokens, model.config.max_position_embeddings)
-        self._engine = NativeEngine(
-            model,
-            window_tokens=window,
-            kv_tokens=rollout.kv_tokens,
-            block_tokens=rollout.block_tokens,
-            max_batch=rollout.max_batch,
-            chunk_interval_s=rollout.chunk_interval_s,
-            eos_token_ids=end_token_ids(setup.model_folder),
-            device_thread=self._thread,
-            regions=self._shared,
-        )
+        if setup.rollout.parallel == "data" or self._config.rank == 0:
+            self._engine = make_engine(self._engine_setup(window), model, self._thread, self._shared)
+            window = self._engine.window_tokens
         if not (self._config.core and checkpoint is None and setup.model.warm_start is not None):
             release_parameters(model)
         return Loaded(
             weights_bytes=self._layout.nbytes,
             parameters=model.num_parameters(),
             step=step,
-            window_tokens=self._engine.window_tokens,
+            window_tokens=window,
+        )
+
+    def _engine_setup(self, window_tokens: int) -> EngineSetup:
+        setup, config = self._setup, self._config
+        ranks = range(self._ranks) if setup.rollout.parallel == "tensor" else (config.rank,)
+        return EngineSetup(
+            name=f"cell-{config.cell}-rank-{config.rank}",
+            rollout=setup.rollout,
+            model_folder=setup.model_folder,
+            log_folder=setup.log_folder,
+            dtype=setup.model.dtype,
+            window_tokens=window_tokens,
+            eos_token_ids=end_token_ids(setup.model_folder),
+            gpus=tuple(gpus(self._device.type, config.slot, ranks, self._ranks)),
         )
 
     def warm_start(self) -> float:

@@ -3,7 +3,7 @@
 rollout -> train: sleep_engines, build_group, pull_weights, begin_training (the cell's calls are handed over
 before; its training loop starts after).
 train -> rollout: end_training, drop_group, pull_weights, wake_engines (the training loop has ended before
-and handed its contribution over). In rollout role every rank has an engine of its own and no group stands:
+and handed its contribution over). In rollout role ranks need no group, and none stands:
 gloo polls a hundred times a second as long as one does.
 
 Each state is timed. A state that fails fails the change, and the cell with it: its supervisor starts it

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from gyre.actors import Actor, handles
-from gyre.cell.engine.base import Chunk
+from gyre.cell.engine.base import Chunk, Engine, EngineAsleep
 from gyre.cell.messages import Abort, Generate
 from gyre.cell.model import pick_device, use_device
 from gyre.cell.rank import Rank
@@ -62,7 +62,8 @@ class RankWorker(Actor):
         torch.set_num_threads(self._config.setup.cluster.threads_per_rank)
 
     async def stopping(self) -> None:
-        await self._rank.engine_close()
+        if (engine := self._rank.engine) is not None:
+            await engine.close()
         await self._on_device(self._rank.group.drop)
         self._thread.shutdown(wait=False)
 
@@ -83,12 +84,12 @@ class RankWorker(Actor):
 
     @handles(Generate)
     async def generate(self, message: Generate) -> AsyncIterator[Chunk]:
-        async for chunk in self._rank.engine.generate(message.request):
+        async for chunk in self._engine().generate(message.request):
             yield chunk
 
     @handles(Abort, concurrent=True)
     async def abort(self, message: Abort) -> None:
-        await self._rank.engine.abort(message.call)
+        await self._engine().abort(message.call)
 
     # --- life and role ----------------------------------------------------------------------------
 
@@ -98,6 +99,8 @@ class RankWorker(Actor):
         # What is there now stays; a collection that looks at all of torch takes tenths of a second.
         gc.collect()
         gc.freeze()
+        if (engine := self._rank.engine) is not None:
+            self.context.run(engine.watch(), name="engine")
         return loaded
 
     @handles(WarmStart)
@@ -114,15 +117,18 @@ class RankWorker(Actor):
 
     @handles(SleepEngine)
     async def sleep_engine(self, message: SleepEngine) -> None:
-        await self._rank.engine.sleep()
+        if (engine := self._rank.engine) is not None:
+            await engine.sleep()
 
     @handles(WakeEngine)
     async def wake_engine(self, message: WakeEngine) -> None:
-        await self._rank.engine.wake(self._rank.weights(message.version, message.region))
+        if (engine := self._rank.engine) is not None:
+            await engine.wake(self._rank.weights(message.version, message.region))
 
     @handles(UpdateEngine)
     async def update_engine(self, message: UpdateEngine) -> None:
-        await self._rank.engine.update(self._rank.weights(message.version, message.region))
+        if (engine := self._rank.engine) is not None:
+            await engine.update(self._rank.weights(message.version, message.region))
 
     @handles(BeginTraining)
     async def begin_training(self, message: BeginTraining) -> None:
@@ -173,6 +179,12 @@ class RankWorker(Actor):
     @handles(GetRankStatus, concurrent=True)
     async def status(self, message: GetRankStatus) -> RankStatus:
         return self._rank.status()
+
+    def _engine(self) -> Engine:
+        engine = self._rank.engine
+        if engine is None:
+            raise EngineAsleep(f"rank {self._config.rank} has no engine: calls go to the one that leads it")
+        return engine
 
     async def _on_device(self, work: Callable[[], R]) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

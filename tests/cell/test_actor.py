@@ -15,6 +15,7 @@ from gyre.actors import Actor, ActorDied, Ask, ChildSpec, Down, ExitReason, Node
 from gyre.cell.actor import CellActor, CellActorConfig
 from gyre.cell.engine.base import EngineMetrics
 from gyre.cell.messages import (
+    CellUp,
     EnterRollout,
     EnterTrain,
     GetSnapshot,
@@ -32,6 +33,8 @@ from gyre.cell.worker_messages import (
     BuildGroup,
     CheckShard,
     GetRankStatus,
+    Loaded,
+    LoadModel,
     RankStatus,
     StagedShard,
     StageGradients,
@@ -81,6 +84,31 @@ class Cell(CellActor):
 
     async def _ask_rank(self, rank: int, message: Ask[Any]) -> Any:
         return await self.ranks.one(rank, message)
+
+
+class Joining(Cell):
+    """It joins, with ranks that other actors stand for."""
+
+    def __init__(self, config: CellActorConfig, ranks: Ranks, stand_ins: list[Ref]) -> None:
+        super().__init__(config, ranks)
+        self._stand_ins = stand_ins
+
+    async def started(self) -> None:
+        self.context.run(self._join(), name="join")
+
+    async def _spawn_rank(self, rank: int) -> Ref:
+        return self._stand_ins[rank]
+
+
+class Ears(Actor):
+    """Hears that a cell is up."""
+
+    def __init__(self) -> None:
+        self.up: asyncio.Future[CellUp] = asyncio.get_running_loop().create_future()
+
+    @handles(CellUp)
+    async def cell_up(self, message: CellUp) -> None:
+        self.up.set_result(message)
 
 
 class Witness(Actor):
@@ -279,3 +307,26 @@ async def test_status_is_the_sum_of_the_ranks(house: House) -> None:
     assert (status.engine.running, status.engine.generated_tokens) == (4, 100)
     assert status.tokens_per_s > 0.0
     assert (await house.cells[1].ask(GetStatus())).tokens_per_s == 0.0
+
+
+@pytest.mark.parametrize(("parallel", "engines"), [("data", 2), ("tensor", 1)])
+async def test_calls_go_to_every_rank_or_to_the_one_that_leads(
+    house: House, parallel: str, engines: int
+) -> None:
+    rollout = msgspec.structs.replace(house.setup.rollout, parallel=parallel)
+    ears = Ears()
+    heard = await house.node.spawn(ChildSpec(name="ears", start=lambda: ears))
+    config = CellActorConfig(
+        setup=msgspec.structs.replace(house.setup, rollout=rollout),
+        cell=2,
+        waterlevel=heard,
+        queue=heard,
+        stores=heard,
+        core=house.cells[0],
+    )
+    loaded = Loaded(weights_bytes=4, parameters=1, step=0, window_tokens=100)
+    cell = Joining(config, Ranks(2, {LoadModel: loaded}), house.cells)
+    await house.node.spawn(ChildSpec(name="cell-2", start=lambda: cell))
+    up = await ears.up
+    assert up.engines == tuple(house.cells[:engines])
+    assert (up.version, up.window_tokens) == (0, 100)

@@ -37,10 +37,10 @@ def make_rank(setup: CellSetup) -> Iterator[MakeRank]:
     with ThreadPoolExecutor(1) as thread:
 
         def make(
-            *, core: bool = True, checkpoint: Path | None = None, setup: CellSetup = setup
+            *, core: bool = True, checkpoint: Path | None = None, setup: CellSetup = setup, rank: int = 0
         ) -> tuple[Rank, Loaded]:
-            rank = Rank(WorkerConfig(setup=setup, cell=0, rank=0, core=core), CPU, thread)
-            return rank, rank.load(checkpoint)
+            made = Rank(WorkerConfig(setup=setup, cell=0, rank=rank, core=core), CPU, thread)
+            return made, made.load(checkpoint)
 
         yield make
 
@@ -82,6 +82,19 @@ def test_an_engine_that_sleeps_holds_no_weights(make_rank: MakeRank) -> None:
     rank, _ = make_rank()
     assert rank._model is not None
     assert all(is_released(parameter) for parameter in parameters(rank._model))
+
+
+def test_of_ranks_that_are_one_engine_the_first_has_it(make_rank: MakeRank, setup: CellSetup) -> None:
+    tensor = msgspec.structs.replace(
+        setup,
+        cells=msgspec.structs.replace(setup.cells, ranks=2),
+        rollout=msgspec.structs.replace(setup.rollout, parallel="tensor"),
+    )
+    leader, _ = make_rank(core=False, setup=tensor, rank=0)
+    led, loaded = make_rank(core=False, setup=tensor, rank=1)
+    assert leader.engine is not None
+    assert led.engine is None
+    assert loaded.window_tokens == 128
 
 
 def test_a_satellite_has_no_masters(make_rank: MakeRank) -> None:

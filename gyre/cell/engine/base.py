@@ -191,5 +191,9 @@ class Engine(Protocol):
     def metrics(self) -> EngineMetrics:
         """Counters and gauges."""
 
+    async def watch(self) -> None:
+        """Raises EngineFault once the engine cannot answer any more, whatever it is asked: whoever owns it
+        ends and starts it again. Else it does not return."""
+
     async def close(self) -> None:
         """Ends all calls and all that the engine has started."""

@@ -148,6 +148,10 @@ class NativeEngine:
     def metrics(self) -> EngineMetrics:
         return self._rollout.metrics()
 
+    async def watch(self) -> None:
+        """It is lost with its process only."""
+        await asyncio.get_running_loop().create_future()
+
     async def close(self) -> None:
         """The weights stay as they are."""
         if self._closed:

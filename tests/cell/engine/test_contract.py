@@ -438,3 +438,15 @@ async def test_close_ends_calls_and_can_be_repeated(case: Case) -> None:
     await engine.close()
     with pytest.raises(EngineAsleep):
         await generate(engine, prompt(5))
+
+
+async def test_an_engine_that_can_answer_is_watched_in_silence(case: Case) -> None:
+    engine = case.engine()
+    watch = asyncio.create_task(engine.watch())
+    await engine.wake(case.weights(0))
+    await generate(engine, prompt(5))
+    await engine.sleep()
+    assert not watch.done()
+    watch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watch
