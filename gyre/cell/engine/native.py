@@ -4,45 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import TypeVar
 
 from transformers import PreTrainedModel
 
-from gyre.cell.engine import sampling
-from gyre.cell.engine.base import (
-    Chunk,
-    ContextOverflow,
-    EngineAsleep,
-    EngineMetrics,
-    GenerateRequest,
-    KvManifest,
-    Weights,
-)
-from gyre.cell.engine.blocks import BlockPool
-from gyre.cell.engine.rollout import Rollout
+from gyre.cell.engine.driven import DrivenEngine
 from gyre.cell.engine.runner import Runner
-from gyre.cell.engine.scheduler import Scheduler
-from gyre.cell.engine.sequence import Sequence
 from gyre.rdma import Backend
 
 R = TypeVar("R")
-_Outlet = asyncio.Queue[Chunk | Exception]
 
 
-class NativeEngine:
-    """An `Engine` (see base.py) over `model`, which the trainer of the cell may use while the engine sleeps.
-
-    It starts asleep and does not touch the weights before `wake`. `device_thread`, of one worker, does all
-    torch work: a pass, a load, a sleep is one job on it each, and the trainer's jobs may run in between. The
-    event loop only sends jobs and passes answers on. An idle engine has no job.
-
-    The window is `window_tokens`, or what `kv_tokens` can hold if that is less. A pass computes at most
-    `step_tokens` tokens of prompts, so that running calls wait no longer than that for their next token.
-    KV is handed over in `regions`.
-    """
+class NativeEngine(DrivenEngine):
+    """A `DrivenEngine` over `model`, which the trainer of the cell may use while the engine sleeps.
+    `device_thread`, of one worker, does all torch work."""
 
     def __init__(
         self,
@@ -58,179 +35,40 @@ class NativeEngine:
         device_thread: ThreadPoolExecutor | None = None,
         regions: Backend | None = None,
     ) -> None:
-        blocks = kv_tokens // block_tokens
-        if blocks < 1:
-            raise ValueError(f"kv_tokens is {kv_tokens}: give at least one block of {block_tokens} tokens")
-        runner = Runner(model, blocks, block_tokens)
-        scheduler = Scheduler(BlockPool(blocks, block_tokens), max_batch, step_tokens)
-        self._rollout: Rollout[_Outlet] = Rollout(runner, scheduler, chunk_interval_s, regions)
-        self._regions = regions
-        self._window_tokens = min(window_tokens, blocks * block_tokens)
-        self._vocab = runner.vocab
-        self._eos = frozenset(eos_token_ids)
-        self._owns_thread = device_thread is None
-        self._thread = device_thread or ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._step_queued = False
-        self._closed = False
-
-    @property
-    def version(self) -> int | None:
-        return self._rollout.version
-
-    @property
-    def window_tokens(self) -> int:
-        """The most tokens, prompt and output, that a call can have."""
-        return self._window_tokens
-
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        if self.version is None:
-            raise EngineAsleep("the engine is asleep")
-        sequence = self._sequence(request)
-        outlet: _Outlet = asyncio.Queue()
-        self._submit(partial(self._rollout.add, sequence, outlet))
-        ended = False
-        try:
-            while not ended:
-                answer = await outlet.get()
-                if isinstance(answer, Exception):
-                    ended = True
-                    raise answer
-                ended = answer.finish_reason is not None
-                yield answer
-        finally:
-            if not ended and not self._closed:
-                self._submit(partial(self._rollout.discard, sequence))
-
-    async def abort(self, call: str) -> None:
-        if self.version is not None:
-            await self._on_device(partial(self._rollout.abort, call))
-
-    async def abort_all(self) -> None:
-        if self.version is not None:
-            await self._on_device(self._rollout.abort_all)
-
-    async def sleep(self) -> None:
-        """Does nothing to an engine that sleeps: the weights may be in the trainer's use."""
-        if self.version is not None:
-            await self._on_device(self._rollout.sleep)
-
-    async def wake(self, weights: Weights) -> None:
-        await self._on_device(partial(self._rollout.wake, weights))
-
-    async def update(self, weights: Weights) -> None:
-        await self._on_device(partial(self._rollout.update, weights))
-
-    async def pause(self) -> None:
-        if self.version is not None:
-            await self._on_device(self._rollout.pause)
-
-    async def resume(self) -> None:
-        if self.version is not None:
-            await self._on_device(self._rollout.resume)
-
-    async def export_kv(self, session: str) -> KvManifest:
-        if self.version is None:
-            raise EngineAsleep("the engine is asleep: its KV is gone")
-        self._loop = asyncio.get_running_loop()
-        copying = self._thread.submit(self._job, partial(self._rollout.export_kv, session))
-        try:
-            return await asyncio.wrap_future(copying)
-        except asyncio.CancelledError:
-            copying.add_done_callback(self._free)
-            raise
-
-    async def import_kv(self, manifest: KvManifest) -> int:
-        if self.version is None:
-            raise EngineAsleep("the engine is asleep: it has no room for KV")
-        return await self._on_device(partial(self._rollout.import_kv, manifest))
-
-    def metrics(self) -> EngineMetrics:
-        return self._rollout.metrics()
-
-    async def watch(self) -> None:
-        """It is lost with its process only."""
-        await asyncio.get_running_loop().create_future()
-
-    async def close(self) -> None:
-        """The weights stay as they are."""
-        if self._closed:
-            return
-        await self._on_device(self._rollout.end)
-        self._closed = True
-        if self._owns_thread:
-            self._thread.shutdown(wait=False)
-
-    def _free(self, copying: Future[KvManifest]) -> None:
-        """An export that nobody waited for."""
-        if self._regions is not None and not copying.cancelled() and copying.exception() is None:
-            for part in copying.result().parts:
-                self._regions.free(part.region)
-
-    def _sequence(self, request: GenerateRequest) -> Sequence:
-        prompt = request.prompt_ids
-        if not 0 < request.prompt_tokens <= len(prompt):
-            raise ValueError(
-                f"prompt_tokens is {request.prompt_tokens}: give 1 to the {len(prompt)} of prompt_ids"
-            )
-        if len(prompt) >= self._window_tokens:
-            raise ContextOverflow(len(prompt), self._window_tokens)
-        if min(prompt) < 0 or max(prompt) >= self._vocab:
-            raise ValueError(
-                f"prompt_ids has {min(prompt)} to {max(prompt)}: the model knows 0 to {self._vocab - 1}"
-            )
-        sampling.check(request.sampling)
-        return Sequence(
-            request=request,
-            tokens=list(prompt),
-            end_tokens=min(request.prompt_tokens + request.sampling.max_new_tokens, self._window_tokens),
-            stop_ids=self._eos.union(request.sampling.stop_token_ids),
-            chunked_at_s=time.monotonic(),
+        super().__init__(
+            Runner(model, kv_tokens // block_tokens, block_tokens),
+            ThreadLane(device_thread),
+            time.monotonic,
+            window_tokens=window_tokens,
+            kv_tokens=kv_tokens,
+            block_tokens=block_tokens,
+            max_batch=max_batch,
+            chunk_interval_s=chunk_interval_s,
+            eos_token_ids=eos_token_ids,
+            step_tokens=step_tokens,
+            regions=regions,
         )
 
-    async def _on_device(self, work: Callable[[], R]) -> R:
-        """Runs it on the device thread and answers, or raises, as it did."""
+
+class ThreadLane:
+    """A thread of one worker: `thread`, or else one of its own."""
+
+    def __init__(self, thread: ThreadPoolExecutor | None) -> None:
+        self._owned = thread is None
+        self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, job: Callable[[], R]) -> Future[R]:
         self._loop = asyncio.get_running_loop()
-        return await asyncio.wrap_future(self._thread.submit(self._job, work))
+        return self._thread.submit(job)
 
-    def _submit(self, work: Callable[[], None]) -> None:
-        """Runs it on the device thread; if it fails, every live call is told."""
-        self._loop = asyncio.get_running_loop()
-        self._thread.submit(self._job, partial(self._guarded, work))
+    def run_pass(self, job: Callable[[], None]) -> None:
+        self._thread.submit(job)
 
-    # --- on the device thread -------------------------------------------------------------------
+    def tell(self, callback: Callable[[], None]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(callback)
 
-    def _job(self, work: Callable[[], R]) -> R:
-        try:
-            return work()
-        finally:
-            self._queue_step()
-            self._deliver()
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self._rollout.fail_all(error)
-
-    def _queue_step(self) -> None:
-        if self._rollout.has_work and not self._step_queued:
-            self._step_queued = True
-            self._thread.submit(self._job, partial(self._guarded, self._step))
-
-    def _step(self) -> None:
-        self._step_queued = False
-        if self._rollout.has_work:
-            self._rollout.step()
-
-    def _deliver(self) -> None:
-        answers = self._rollout.outbox
-        if answers:
-            self._rollout.outbox = []
-            assert self._loop is not None
-            self._loop.call_soon_threadsafe(_put_all, answers)
-
-
-def _put_all(answers: list[tuple[_Outlet, Chunk | Exception]]) -> None:
-    for outlet, answer in answers:
-        outlet.put_nowait(answer)
+    def close(self) -> None:
+        if self._owned:
+            self._thread.shutdown(wait=False)

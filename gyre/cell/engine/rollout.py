@@ -70,6 +70,11 @@ class Rollout(Generic[Outlet]):
     def has_work(self) -> bool:
         return self._scheduler.has_work and not self.paused
 
+    def planned(self) -> tuple[int, int]:
+        """Calls that decode, and prompt tokens that wait to be computed."""
+        remaining = [sequence.remaining for sequence in (*self._scheduler.running, *self._scheduler.waiting)]
+        return remaining.count(1), sum(count for count in remaining if count > 1)
+
     def metrics(self) -> EngineMetrics:
         """Plain reads: also from another thread."""
         pool = self._scheduler.pool

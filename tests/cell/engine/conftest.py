@@ -13,9 +13,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from gyre.cell.engine import Engine, Weights
+from gyre.cell.engine import Engine, GenerateRequest, Weights
 from gyre.cell.engine.native import NativeEngine
+from gyre.cell.engine.scripted import ScriptedEngine
 from gyre.rdma import SharedMemory
+from tests.cell.engine import toy
 from tests.cell.engine.calls import VOCAB
 
 
@@ -157,9 +159,74 @@ class NativeCase:
             await engine.close()
 
 
+class NamedWeights:
+    """Weights that hold nothing: a script knows them by their version."""
+
+    def __init__(self, version: int, before: Callable[[], object]) -> None:
+        self.version = version
+        self._before = before
+
+    @contextmanager
+    def open(self) -> Iterator[Mapping[str, torch.Tensor]]:
+        self._before()
+        yield {}
+
+
+class ScriptedCase:
+    """ScriptedEngine over a toy model, whose numbers depend on the version in the place of weights."""
+
+    lacks: Mapping[str, str] = {}
+    tolerance = 1e-9
+    block_tokens = 8
+
+    def __init__(self, shm: Path) -> None:
+        self.regions = SharedMemory(shm)
+        self._engines: list[ScriptedEngine] = []
+        self._seeds: dict[int, int] = {}
+
+    def engine(self, **options: Any) -> ScriptedEngine:
+        defaults: dict[str, Any] = {
+            "window_tokens": 256,
+            "kv_tokens": 4096,
+            "block_tokens": 8,
+            "regions": self.regions,
+        }
+        engine = ScriptedEngine(self._sample, vocab=VOCAB, **(defaults | options))
+        self._engines.append(engine)
+        return engine
+
+    def weights(
+        self, seed: int, *, version: int | None = None, before: Callable[[], object] = bool
+    ) -> NamedWeights:
+        named = NamedWeights(seed if version is None else version, before)
+        self._seeds[named.version] = seed
+        return named
+
+    async def awake(self, seed: int = 0, **options: Any) -> ScriptedEngine:
+        engine = self.engine(**options)
+        await engine.wake(self.weights(seed))
+        return engine
+
+    def greedy(self, ids: Sequence[int], count: int, *, seed: int = 0) -> tuple[int, ...]:
+        return toy.greedy(ids, count, seed)
+
+    def logprobs(
+        self, ids: Sequence[int], out: Sequence[int], temperature: float = 1.0, *, seed: int = 0
+    ) -> list[float]:
+        return toy.logprobs_of(ids, out, seed, temperature)
+
+    async def close(self) -> None:
+        for engine in self._engines:
+            await engine.close()
+
+    def _sample(self, request: GenerateRequest, tokens: Sequence[int], version: int) -> tuple[int, float]:
+        return toy.sample(request, tokens, self._seeds[version])
+
+
 CASES: dict[str, Callable[[Path], Case]] = {
     "native-llama": lambda shm: NativeCase("llama", shm),
     "native-qwen3": lambda shm: NativeCase("qwen3", shm),
+    "scripted": ScriptedCase,
 }
 
 
@@ -187,5 +254,13 @@ def skip_what_it_lacks(case: Case, request: pytest.FixtureRequest) -> None:
 async def native(shm: Path) -> AsyncIterator[NativeCase]:
     """For what only the native engine promises."""
     made = NativeCase("llama", shm)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def scripted(shm: Path) -> AsyncIterator[ScriptedCase]:
+    """For what only the scripted engine promises."""
+    made = ScriptedCase(shm)
     yield made
     await made.close()

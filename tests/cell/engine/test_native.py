@@ -191,7 +191,7 @@ async def test_an_engine_without_regions_hands_nothing_over(native: Any) -> None
 
 async def test_close_ends_the_thread_it_made(native: Any) -> None:
     engine = await native.awake()
-    thread = engine._thread.submit(threading.current_thread).result()
+    thread = engine._lane.run(threading.current_thread).result()
     await engine.close()
     thread.join(10.0)
     assert not thread.is_alive()

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.cell.engine import SamplingParams
-from gyre.cell.engine.sampling import sample, uniform
+from gyre.cell.engine.draws import uniform
+from gyre.cell.engine.sampling import sample
 
 
 def frequencies(logits: torch.Tensor, params: SamplingParams, draws: int = 4000) -> torch.Tensor:

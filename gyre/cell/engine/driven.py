@@ -1,0 +1,241 @@
+"""An engine over a `Rollout`: calls come in on an event loop, the work is done on a lane."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Protocol, TypeVar
+
+from gyre.cell.engine import draws
+from gyre.cell.engine.base import (
+    Chunk,
+    ContextOverflow,
+    EngineAsleep,
+    EngineMetrics,
+    GenerateRequest,
+    KvManifest,
+    Weights,
+)
+from gyre.cell.engine.blocks import BlockPool
+from gyre.cell.engine.rollout import Rollout, Runner
+from gyre.cell.engine.scheduler import Scheduler
+from gyre.cell.engine.sequence import Sequence
+from gyre.rdma import Backend
+
+R = TypeVar("R")
+_Outlet = asyncio.Queue[Chunk | Exception]
+
+
+class Lane(Protocol):
+    """Where an engine's jobs are done, one at a time, in their order."""
+
+    def run(self, job: Callable[[], R]) -> Future[R]:
+        """Called on the event loop that answers are for."""
+
+    def run_pass(self, job: Callable[[], None]) -> None:
+        """Called on the lane."""
+
+    def tell(self, callback: Callable[[], None]) -> None:
+        """Called on the lane: runs it on the event loop."""
+
+    def close(self) -> None: ...
+
+
+class DrivenEngine:
+    """An `Engine` (see base.py). It starts asleep and does not touch the weights before `wake`.
+
+    A pass, a load, a sleep is one job on the lane each, and jobs of others may run in between. The event
+    loop only sends jobs and passes answers on. An idle engine has no job.
+
+    The window is `window_tokens`, or what `kv_tokens` can hold if that is less. A pass computes at most
+    `step_tokens` tokens of prompts, so that running calls wait no longer than that for their next token.
+    KV is handed over in `regions`.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        lane: Lane,
+        clock: Callable[[], float],
+        *,
+        window_tokens: int,
+        kv_tokens: int,
+        block_tokens: int,
+        max_batch: int,
+        chunk_interval_s: float,
+        eos_token_ids: tuple[int, ...],
+        step_tokens: int,
+        regions: Backend | None,
+    ) -> None:
+        blocks = kv_tokens // block_tokens
+        if blocks < 1:
+            raise ValueError(f"kv_tokens is {kv_tokens}: give at least one block of {block_tokens} tokens")
+        scheduler = Scheduler(BlockPool(blocks, block_tokens), max_batch, step_tokens)
+        self._rollout: Rollout[_Outlet] = Rollout(runner, scheduler, chunk_interval_s, regions, clock)
+        self._regions = regions
+        self._window_tokens = min(window_tokens, blocks * block_tokens)
+        self._vocab = runner.vocab
+        self._eos = frozenset(eos_token_ids)
+        self._lane = lane
+        self._clock = clock
+        self._pass_queued = False
+        self._closed = False
+
+    @property
+    def version(self) -> int | None:
+        return self._rollout.version
+
+    @property
+    def window_tokens(self) -> int:
+        """The most tokens, prompt and output, that a call can have."""
+        return self._window_tokens
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        if self.version is None:
+            raise EngineAsleep("the engine is asleep")
+        sequence = self._sequence(request)
+        outlet: _Outlet = asyncio.Queue()
+        self._submit(partial(self._rollout.add, sequence, outlet))
+        ended = False
+        try:
+            while not ended:
+                answer = await outlet.get()
+                if isinstance(answer, Exception):
+                    ended = True
+                    raise answer
+                ended = answer.finish_reason is not None
+                yield answer
+        finally:
+            if not ended and not self._closed:
+                self._submit(partial(self._rollout.discard, sequence))
+
+    async def abort(self, call: str) -> None:
+        if self.version is not None:
+            await self._on_lane(partial(self._rollout.abort, call))
+
+    async def abort_all(self) -> None:
+        if self.version is not None:
+            await self._on_lane(self._rollout.abort_all)
+
+    async def pause(self) -> None:
+        if self.version is not None:
+            await self._on_lane(self._rollout.pause)
+
+    async def resume(self) -> None:
+        if self.version is not None:
+            await self._on_lane(self._rollout.resume)
+
+    async def sleep(self) -> None:
+        """Does nothing to an engine that sleeps: the weights may be in the trainer's use."""
+        if self.version is not None:
+            await self._on_lane(self._rollout.sleep)
+
+    async def wake(self, weights: Weights) -> None:
+        await self._on_lane(partial(self._rollout.wake, weights))
+
+    async def update(self, weights: Weights) -> None:
+        await self._on_lane(partial(self._rollout.update, weights))
+
+    async def export_kv(self, session: str) -> KvManifest:
+        if self.version is None:
+            raise EngineAsleep("the engine is asleep: its KV is gone")
+        copying = self._lane.run(partial(self._job, partial(self._rollout.export_kv, session)))
+        try:
+            return await asyncio.wrap_future(copying)
+        except asyncio.CancelledError:
+            copying.add_done_callback(self._free)
+            raise
+
+    async def import_kv(self, manifest: KvManifest) -> int:
+        if self.version is None:
+            raise EngineAsleep("the engine is asleep: it has no room for KV")
+        return await self._on_lane(partial(self._rollout.import_kv, manifest))
+
+    def metrics(self) -> EngineMetrics:
+        return self._rollout.metrics()
+
+    async def watch(self) -> None:
+        """It is lost with its process only."""
+        await asyncio.get_running_loop().create_future()
+
+    async def close(self) -> None:
+        """The weights stay as they are."""
+        if self._closed:
+            return
+        await self._on_lane(self._rollout.end)
+        self._closed = True
+        self._lane.close()
+
+    def _free(self, copying: Future[KvManifest]) -> None:
+        """An export that nobody waited for."""
+        if self._regions is not None and not copying.cancelled() and copying.exception() is None:
+            for part in copying.result().parts:
+                self._regions.free(part.region)
+
+    def _sequence(self, request: GenerateRequest) -> Sequence:
+        prompt = request.prompt_ids
+        if not 0 < request.prompt_tokens <= len(prompt):
+            raise ValueError(
+                f"prompt_tokens is {request.prompt_tokens}: give 1 to the {len(prompt)} of prompt_ids"
+            )
+        if len(prompt) >= self._window_tokens:
+            raise ContextOverflow(len(prompt), self._window_tokens)
+        if min(prompt) < 0 or max(prompt) >= self._vocab:
+            raise ValueError(
+                f"prompt_ids has {min(prompt)} to {max(prompt)}: the model knows 0 to {self._vocab - 1}"
+            )
+        draws.check(request.sampling)
+        eos = frozenset[int]() if request.sampling.ignore_eos else self._eos
+        return Sequence(
+            request=request,
+            tokens=list(prompt),
+            end_tokens=min(request.prompt_tokens + request.sampling.max_new_tokens, self._window_tokens),
+            stop_ids=eos.union(request.sampling.stop_token_ids),
+            chunked_at_s=self._clock(),
+        )
+
+    async def _on_lane(self, work: Callable[[], R]) -> R:
+        """Runs it there and answers, or raises, as it did."""
+        return await asyncio.wrap_future(self._lane.run(partial(self._job, work)))
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        """Runs it on the lane; if it fails, every live call is told."""
+        self._lane.run(partial(self._job, partial(self._guarded, work)))
+
+    # --- on the lane ----------------------------------------------------------------------------
+
+    def _job(self, work: Callable[[], R]) -> R:
+        try:
+            return work()
+        finally:
+            self._queue_pass()
+            self._deliver()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._rollout.fail_all(error)
+
+    def _queue_pass(self) -> None:
+        if self._rollout.has_work and not self._pass_queued:
+            self._pass_queued = True
+            self._lane.run_pass(partial(self._job, partial(self._guarded, self._pass)))
+
+    def _pass(self) -> None:
+        self._pass_queued = False
+        if self._rollout.has_work:
+            self._rollout.step()
+
+    def _deliver(self) -> None:
+        answers = self._rollout.outbox
+        if answers:
+            self._rollout.outbox = []
+            self._lane.tell(partial(_put_all, answers))
+
+
+def _put_all(answers: list[tuple[_Outlet, Chunk | Exception]]) -> None:
+    for outlet, answer in answers:
+        outlet.put_nowait(answer)
