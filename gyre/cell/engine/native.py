@@ -36,7 +36,7 @@ class NativeEngine(DrivenEngine):
         regions: Backend | None = None,
     ) -> None:
         super().__init__(
-            Runner(model, kv_tokens // block_tokens, block_tokens),
+            Runner(model, kv_tokens // block_tokens, block_tokens, min(window_tokens, kv_tokens)),
             ThreadLane(device_thread),
             time.monotonic,
             window_tokens=window_tokens,

@@ -9,16 +9,18 @@ from transformers import PreTrainedModel
 
 from gyre.cell.engine import kv_bytes, memory, sampling
 from gyre.cell.engine.base import KvLayout, Weights
-from gyre.cell.engine.paged import PagedKv, PagedPass, check_model, paged_attention
+from gyre.cell.engine.decoder import Decoder
+from gyre.cell.engine.linear import pick_linear
+from gyre.cell.engine.paged import PagedAttention, PagedKv, PagedPass
 from gyre.cell.engine.scheduler import Span
 
 
 class Runner:
     """A model and its KV pool. All methods belong to the device thread."""
 
-    def __init__(self, model: PreTrainedModel, blocks: int, block_tokens: int) -> None:
-        check_model(model)
+    def __init__(self, model: PreTrainedModel, blocks: int, block_tokens: int, window_tokens: int) -> None:
         self._model = model
+        self._decoder = Decoder(model, pick_linear(model.dtype, model.device), window_tokens)
         self._blocks = blocks
         self._block_tokens = block_tokens
         self._kv: PagedKv | None = None
@@ -36,23 +38,30 @@ class Runner:
     @torch.no_grad()
     def take_weights(self, weights: Weights) -> None:
         """Takes memory for them if they have none, and fills it."""
+        self._decoder.attach()
         memory.restore_parameters(self._model)
-        self._model.eval()
         with weights.open() as tensors:
             for name, parameter in self._model.named_parameters():
                 parameter.copy_(tensors[name])
 
     def take_kv(self) -> None:
         if self._kv is None:
-            weight = next(self._model.parameters())
+            decoder = self._decoder
             self._kv = PagedKv(
-                self._model.config, self._blocks, self._block_tokens, weight.dtype, weight.device
+                decoder.layers,
+                decoder.kv_heads,
+                decoder.head_dim,
+                self._blocks,
+                self._block_tokens,
+                self._model.dtype,
+                self._model.device,
             )
 
     def release_kv(self) -> None:
         self._kv = None
 
     def release_weights(self) -> None:
+        self._decoder.detach()
         memory.release_parameters(self._model)
 
     def kv_layout(self, version: int) -> KvLayout:
@@ -72,19 +81,12 @@ class Runner:
         """Computes the spans; for each that ends its sequence: the sampled token, its log-probability."""
         assert self._kv is not None
         step = PagedPass(self._kv, spans)
-        with paged_attention(self._model):
-            out = self._model(
-                input_ids=step.input_ids,
-                position_ids=step.position_ids,
-                use_cache=False,
-                logits_to_keep=step.last,
-                gyre_pass=step,
-            )
+        hidden = self._decoder.hidden(step.input_ids, step.positions, PagedAttention(step))
         drawing = [span for span in step.spans if span.samples]
         if not drawing:
             return []
         tokens, logprobs = sampling.sample(
-            out.logits[0],
+            self._decoder.logits(hidden[step.last]),
             [span.sequence.request.sampling for span in drawing],
             [span.sequence.position for span in drawing],
         )

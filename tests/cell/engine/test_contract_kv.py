@@ -127,10 +127,12 @@ async def test_what_does_not_fit_stays_out_and_running_calls_keep_theirs(case: C
     sampling = SamplingParams(seed=1, max_new_tokens=60)
     call = asyncio.create_task(chunks_of(second, request(prompt(4, seed=4), sampling)))
     await until(second, lambda metrics: metrics.generated_tokens >= 40)
+    await second.pause()
     async with exported(case, first) as manifest:
         assert len(manifest.tokens) == 96
         taken = await second.import_kv(manifest)
         assert 64 <= taken <= 80
+    await second.resume()
     assert joined(await call).token_ids == (
         (await generate(await case.awake(), prompt(4, seed=4), sampling)).token_ids
     )

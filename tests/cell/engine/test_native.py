@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from gyre.cell.engine import EngineFault, GenerateRequest, KvUnavailable, SamplingParams
 from gyre.cell.engine.memory import is_released, restore_parameters
@@ -113,7 +120,14 @@ async def test_all_torch_work_is_on_the_device_thread(native: Any) -> None:
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="device")
     engine = native.engine(device_thread=thread)
-    native.models[0].register_forward_pre_hook(note)
+    decoder = engine._rollout._runner._decoder
+    linear = decoder._linear
+
+    def noted(*arguments: Any) -> torch.Tensor:
+        note()
+        return linear(*arguments)
+
+    decoder._linear = noted
     await engine.wake(native.weights(0, before=note))
     await generate(engine)
     assert threads == {"device_0"}
@@ -123,11 +137,12 @@ async def test_all_torch_work_is_on_the_device_thread(native: Any) -> None:
 
 async def test_a_failed_pass_fails_its_calls_and_no_later_one(native: Any) -> None:
     engine = await native.awake()
-    hook = native.models[0].register_forward_pre_hook(lambda *_: 1 / 0)
+    decoder = engine._rollout._runner._decoder
+    linear, decoder._linear = decoder._linear, lambda *_: 1 / 0
     results = await asyncio.gather(*(generate(engine, f"c{i}") for i in range(3)), return_exceptions=True)
     assert [type(result) for result in results] == [EngineFault] * 3
     assert engine.metrics().kv_blocks_used == 0
-    hook.remove()
+    decoder._linear = linear
     assert len(await generate(engine)) == 10
 
 
@@ -239,6 +254,8 @@ def test_models_whose_attention_cannot_be_paged_are_refused() -> None:
         NativeEngine(Gemma2ForCausalLM(Gemma2Config(**small)), **OPTIONS)
     with pytest.raises(ValueError, match="sliding_attention"):
         NativeEngine(MistralForCausalLM(MistralConfig(**small, sliding_window=64)), **OPTIONS)
+    with pytest.raises(ValueError, match="granite"):
+        NativeEngine(GraniteForCausalLM(GraniteConfig(**small)), **OPTIONS)
 
 
 async def test_bfloat16_models_run(native: Any) -> None:
