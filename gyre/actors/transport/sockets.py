@@ -121,6 +121,10 @@ class SocketChannel(asyncio.Protocol):
         if self._why:
             return
         try:
+            alone = self._unframer.whole(data)
+            if alone is not None:
+                self.receiver.received(alone)
+                return
             for payload in self._unframer.feed(data):
                 self.receiver.received(payload)
         except (FrameTooLong, BadMessage, LinkLost) as error:
