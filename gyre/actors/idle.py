@@ -35,7 +35,7 @@ class Idle:
 
     def _sweep(self) -> None:
         for life, before in [*self._awake.items()]:
-            resting = life.resting
+            resting = life.resting()
             if resting is not None and resting is before:
                 life.doze()
                 del self._awake[life]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gyre.actors.actor import Actor, Context
 from gyre.actors.background import Background, Timer
+from gyre.actors.begun import Begun, begin
 from gyre.actors.envelope import CURRENT, Chain, Envelope
 from gyre.actors.errors import ActorDied, ExitReason, Remembered, as_seen_by_caller
 from gyre.actors.family import KILL_WAIT_S, Child, Family
@@ -36,6 +37,7 @@ class Life(LocalTarget):
 
     __slots__ = (
         "_background",
+        "_begun",
         "_context",
         "_failure",
         "_family",
@@ -45,6 +47,7 @@ class Life(LocalTarget):
         "_main",
         "_ready",
         "_rest",
+        "_stirred",
         "_stop",
         "actor",
         "home",
@@ -74,6 +77,8 @@ class Life(LocalTarget):
         self._interrupted = False
         self._main: asyncio.Task[None] | None = None
         self._rest: asyncio.Future[bool] | None = None  # the main task waits for a message
+        self._begun: Begun | None = None  # the handler at hand, which the main task is to go on with
+        self._stirred = False  # a message was handled while the main task rested
         self._context = copy_context()
         self._handling: dict[asyncio.Task[Any], Envelope] | None = None
         self._background: Background | None = None
@@ -120,6 +125,19 @@ class Life(LocalTarget):
                 self._wake()
         else:
             self._start_task(envelope)
+
+    def put_at_once(self, envelope: Envelope) -> None:
+        """As `put`. Called by no task while the main task rests, it begins the handler here: an ask that
+        waits for nothing is answered without another turn of the loop."""
+        rest, main = self._rest, self._main
+        resting = rest is not None and not rest.done() and asyncio.current_task(self._loop) is None
+        if main is None or not resting or not envelope.handler.exclusive:
+            self.put(envelope)
+        else:
+            self._stirred = True
+            if envelope.origin is not None:
+                envelope.origin.taken(self.id)
+            self._context.run(self._handle_at_once, envelope, main)
 
     def put_system(self, envelope: Envelope) -> None:
         self.mailbox.put_system(envelope)
@@ -245,10 +263,10 @@ class Life(LocalTarget):
             self._main = self._loop.create_task(self._work(), name=self.ref.name, context=self._context)
             self.node.idle.watch(self)
 
-    @property
     def resting(self) -> asyncio.Future[bool] | None:
-        """The same as long as no message comes."""
-        return self._rest
+        """The same as long as no message comes; None where one has come since it was asked last."""
+        stirred, self._stirred = self._stirred, False
+        return None if stirred else self._rest
 
     def doze(self) -> None:
         """No message has come for a while: the main task ends."""
@@ -276,6 +294,8 @@ class Life(LocalTarget):
         """Handles what comes, one after another, until nothing has for a while or the life is to end."""
         actor, mailbox = self.actor, self.mailbox
         queue = mailbox.open()
+        envelope: Any
+        result: Any
         turn = 0
         while self._stop is None and self._failure is None:
             if queue and mailbox.system is None and mailbox.writers is None:
@@ -284,12 +304,15 @@ class Life(LocalTarget):
                 envelope = taken
             else:
                 turn = 0
-                self._rest = self._loop.create_future()
-                if await self._rest:
-                    continue
-                if not queue and mailbox.system is None:
-                    return
-                self.node.idle.watch(self)  # a message came as it dozed off
+                envelope = result = None  # else what it handled last would stay as long as nothing comes
+                awake = await self._nap()
+                begun, self._begun = self._begun, None
+                if begun is not None:
+                    await self._finish(begun)
+                elif not awake:
+                    if not queue and mailbox.system is None:
+                        return
+                    self.node.idle.watch(self)  # a message came as it dozed off
                 continue
             handler = envelope.handler
             if not handler.exclusive and not envelope.void:  # it came before `started` had ended
@@ -303,13 +326,8 @@ class Life(LocalTarget):
             CURRENT.set(envelope)
             try:
                 result = await handler.method(actor, envelope.message)
-            except asyncio.CancelledError as error:
-                if self._failure is not None:
-                    raise
-                if not self._interrupted:
-                    self._raised(envelope, error)
-            except Exception as error:
-                self._raised(envelope, error)
+            except (Exception, asyncio.CancelledError) as error:
+                self._failed(envelope, error)
             else:
                 answer = envelope.answer
                 if answer is not None and not answer.done():
@@ -317,12 +335,76 @@ class Life(LocalTarget):
             self._current = None
             envelope.deadline = None  # what outlives its handler is not bound by it
             if self._interrupted:
-                self._interrupted = False
-                cast("asyncio.Task[None]", self._main).uncancel()
+                self._forgive()
             turn += 1
             if turn >= MESSAGES_A_TURN:
                 turn = 0
                 await asyncio.sleep(0)
+
+    async def _nap(self) -> bool:
+        """Until something comes: False where nothing has for a while. A handler that has begun goes on."""
+        rest: asyncio.Future[bool] = self._loop.create_future()
+        self._rest = rest
+        try:
+            return await rest
+        except asyncio.CancelledError:
+            if self._begun is None:
+                raise
+            # Meant for the handler, by its asker, a timeout or a group of its own: again when it goes on.
+            main = cast("asyncio.Task[None]", self._main)
+            main.uncancel()
+            main.cancel()
+            return True
+
+    async def _finish(self, begun: Begun) -> None:
+        """The rest of the handler at hand."""
+        envelope = cast(Envelope, self._current)
+        try:
+            self._answered(envelope, await begun)
+        except (Exception, asyncio.CancelledError) as error:
+            self._failed(envelope, error)
+        self._current = None
+        envelope.deadline = None
+        if self._interrupted:
+            self._forgive()
+
+    def _handle_at_once(self, envelope: Envelope, main: asyncio.Task[None]) -> None:
+        """Of an exclusive handler what can be done without waiting; all, mostly."""
+        self._current = envelope
+        CURRENT.set(envelope)
+        try:
+            self._begun = begin(envelope.handler.method(self.actor, envelope.message), main)
+            self._wake()
+            return
+        except StopIteration as end:
+            self._answered(envelope, end.value)
+        except (Exception, asyncio.CancelledError) as error:
+            try:
+                self._raised(envelope, error)
+            except Exception as crash:
+                self._fail(ExitReason.of(crash))
+                self._wake()
+        self._current = None
+        envelope.deadline = None
+        CURRENT.set(None)
+
+    def _answered(self, envelope: Envelope, result: Any) -> None:
+        if envelope.answer is not None and not envelope.answer.done():
+            envelope.answer.set_result(result)
+
+    def _failed(self, envelope: Envelope, error: BaseException) -> None:
+        """An exclusive handler has raised. Raises what is its actor's crash."""
+        if isinstance(error, asyncio.CancelledError):
+            if self._failure is not None:
+                raise error
+            if self._interrupted:
+                return
+        self._raised(envelope, error)
+
+    def _forgive(self) -> None:
+        """The handler at hand was cancelled, not the main task."""
+        self._interrupted = False
+        cast("asyncio.Task[None]", self._main).uncancel()
 
     def _raised(self, envelope: Envelope, error: BaseException) -> None:
         """To its asker; without one it is the actor's crash."""

@@ -248,9 +248,9 @@ class Link:
             return
         _ON[type(frame)](self, frame)
 
-    def dispatch(self, frame: Frame) -> object:
+    def dispatch(self, frame: Frame) -> None:
         """Handles a frame that had to wait."""
-        return _ON[type(frame)](self, frame)
+        _ON[type(frame)](self, frame)
 
     def loaded(self, frame: Item, taken: Callable[[], None]) -> bool:
         """Whether the item waits to be taken by its consumer; `taken` is called then."""

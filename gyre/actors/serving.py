@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from gyre.actors.envelope import Envelope
+from gyre.actors.envelope import Envelope, Origin
 from gyre.actors.errors import ActorDied, BadMessage, Failure, RemoteError, UnhandledMessage, WouldDeadlock
 from gyre.actors.messages import Ask, Stream, Tell
 from gyre.actors.streams import WINDOW_ITEMS
@@ -107,8 +107,9 @@ class RemoteSink(RemoteAnswer):
         self.set_exception(error)
 
 
-def serve(link: Link, frame: Request) -> Envelope | None:
-    """Puts a peer's message into its mailbox, or says why not; what it put there."""
+def serve(link: Link, frame: Request, origin: Origin | None = None) -> bool:
+    """Whether its actor has a peer's message now; if not, the peer is told why. `origin` is told when it has
+    left the mailbox, in place of the link: that may be at once."""
     answer = None
     if frame.kind == ASK:
         answer = link.incoming[frame.id] = RemoteAnswer(link, frame.id)
@@ -122,23 +123,25 @@ def serve(link: Link, frame: Request) -> Envelope | None:
         link.fail(frame.id, Failure(reason=reason))
         if frame.kind == TELL:
             node.dead_letters.add(f"actor {frame.to}", frame.type, str(reason))
-        return None
+        return False
     try:
-        envelope = _envelope(link, frame, life, answer)
+        envelope = _envelope(link, frame, life, answer, origin or link)
     except (BadMessage, UnhandledMessage, WouldDeadlock) as error:
         link.send(Taken(0, frame.to, 1))
         if frame.kind == TELL:
             node.dead_letters.add(life.ref.label, frame.type, str(error))
         else:
             link.fail(frame.id, Failure.of(error))
-        return None
+        return False
     if answer is not None:
         answer.envelope = envelope
-    life.put(envelope)
-    return envelope
+    life.put_at_once(envelope)
+    return True
 
 
-def _envelope(link: Link, frame: Request, life: Life, answer: RemoteAnswer | None) -> Envelope:
+def _envelope(
+    link: Link, frame: Request, life: Life, answer: RemoteAnswer | None, origin: Origin
+) -> Envelope:
     handler = life.table.by_name.get(frame.type)
     if handler is None:
         raise UnhandledMessage(life.table.actor, frame.type, life.table.names())
@@ -151,5 +154,5 @@ def _envelope(link: Link, frame: Request, life: Life, answer: RemoteAnswer | Non
     message = node.codec.decode(handler.message, frame.body)
     deadline = None if left_s is None else node.loop.time() + left_s
     return Envelope(
-        message, handler, life, frame.id, frame.cause, answer, frame.chain, deadline, left_s or 0.0, link
+        message, handler, life, frame.id, frame.cause, answer, frame.chain, deadline, left_s or 0.0, origin
     )

@@ -568,7 +568,7 @@ async def test_a_message_that_comes_as_its_actor_dozes_off_is_handled(node: Node
     ref = await start(node, counter)
     await ref.ask(Add(amount=1))
     await asyncio.sleep(0)
-    assert life(ref).resting is not None
+    assert life(ref).resting() is not None
     life(ref).doze()
     await ref.tell(Bump(amount=2))
     await asyncio.sleep(0)

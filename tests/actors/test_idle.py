@@ -33,7 +33,7 @@ async def dozing(node: Node, actor: Counter | Observer) -> None:
         life(ref).monitor(await dead(node, "first"))
     for _ in range(5):
         await asyncio.sleep(0)
-    assert life(ref).resting is not None
+    assert life(ref).resting() is not None
     life(ref).doze()
 
 

@@ -14,8 +14,8 @@ from gyre.actors.blob import Blob
 from gyre.actors.bulk.memory import Buffer, Pool, lend, size_class
 from gyre.actors.bulk.pieces import PIECE_BYTES
 from gyre.actors.bulk.shared import open_segment
-from gyre.actors.envelope import Envelope
 from gyre.actors.errors import BadMessage, LinkLost
+from gyre.actors.serving import serve
 from gyre.actors.wire import (
     MAX_BLOBS,
     MAX_BLOBS_BYTES,
@@ -215,15 +215,17 @@ class Incoming:
             frame.left_s -= link.node.loop.time() - held.came_s
         codec = link.node.codec
         codec.incoming = [blob for blob in held.blobs if blob is not None]
+        taken = True
         try:
-            served = link.dispatch(frame)
+            if isinstance(frame, Request):
+                taken = not serve(link, frame, _Load(self, key, held.nbytes) if held.nbytes else None)
+            else:
+                link.dispatch(frame)
         finally:
             codec.incoming = ()
-        if not held.nbytes:
-            return
-        if isinstance(served, Envelope):
-            served.origin = _Load(self, key, held.nbytes)
-        elif not (isinstance(frame, Item) and link.loaded(frame, partial(self.unload, key, held.nbytes))):
+        if isinstance(frame, Item) and held.nbytes:
+            taken = not link.loaded(frame, partial(self.unload, key, held.nbytes))
+        if taken and held.nbytes:
             self.unload(key, held.nbytes)
 
     # --- bytes, over the bulk connection ----------------------------------------------------------
