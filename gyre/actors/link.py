@@ -100,6 +100,11 @@ class Link:
         return self._channel is not None
 
     @property
+    def single(self) -> bool:
+        """Whether what is being received came alone."""
+        return self._channel is not None and self._channel.single
+
+    @property
     def between_processes(self) -> bool:
         return isinstance(self._channel, SocketChannel | UcxChannel)
 

@@ -135,7 +135,11 @@ def serve(link: Link, frame: Request, origin: Origin | None = None) -> bool:
         return False
     if answer is not None:
         answer.envelope = envelope
-    life.put_at_once(envelope)
+    # Of several that came together the actor's task handles all in one go.
+    if link.single:
+        life.put_at_once(envelope)
+    else:
+        life.put(envelope)
     return True
 
 

@@ -95,8 +95,12 @@ class RankWorker(Actor):
 
     @handles(LoadModel)
     async def load_model(self, message: LoadModel) -> Loaded:
-        loaded = await self._on_device(partial(self._rank.load, message.checkpoint))
         # What is there now stays; a collection that looks at all of torch takes tenths of a second.
+        gc.disable()
+        try:
+            loaded = await self._on_device(partial(self._rank.load, message.checkpoint))
+        finally:
+            gc.enable()
         gc.collect()
         gc.freeze()
         if (engine := self._rank.engine) is not None:

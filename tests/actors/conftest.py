@@ -11,9 +11,9 @@ from gyre.actors import Actor, ChildSpec, Node, Ref
 from gyre.actors.life import Life
 from tests.actors.world import TRANSPORTS, World, simulated_loop
 
-ON_BOTH_LOOPS = ("test_process.py", "test_conformance.py", "test_sockets.py", "test_ucx.py")
+ON_BOTH_LOOPS = ("test_process.py", "test_conformance.py", "test_sockets.py")
 # By far the most tests, on top of what is tested on both: GYRE_BOTH_LOOPS=1 runs them on asyncio's loop too.
-ON_UVLOOP = ("test_blobs.py", "test_links.py")
+ON_UVLOOP = ("test_blobs.py", "test_links.py", "test_ucx.py")
 ON_ALL_TRANSPORTS = ("test_blobs.py", "test_links.py", "test_conformance.py")
 
 

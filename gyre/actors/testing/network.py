@@ -118,6 +118,7 @@ class SimChannel:
     other: SimChannel
     other_host: Host
     far = True
+    single = True
 
     def __init__(self, network: SimNetwork, host: Host) -> None:
         self.host = host

@@ -29,11 +29,13 @@ class Receiver(Protocol):
 
 
 class Channel(Protocol):
-    """Frames to one peer, in order, whole, or else `lost`. A `far` peer may vanish without a word."""
+    """Frames to one peer, in order, whole, or else `lost`. A `far` peer may vanish without a word. `single`:
+    nothing came with the frame that is being received."""
 
     receiver: Receiver
     limit_bytes: int
     far: bool
+    single: bool
 
     @property
     def writable(self) -> bool:

@@ -15,6 +15,7 @@ class MemoryChannel:
 
     receiver: Receiver
     far = False
+    single = True
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

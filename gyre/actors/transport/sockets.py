@@ -28,6 +28,7 @@ class SocketChannel(asyncio.Protocol):
 
     receiver: Receiver
     far = False
+    single = False
     writable = True
 
     def __init__(self, receiver: Receiver | None, accept: Accept | None = None) -> None:
@@ -123,7 +124,9 @@ class SocketChannel(asyncio.Protocol):
         try:
             alone = self._unframer.whole(data)
             if alone is not None:
+                self.single = True
                 self.receiver.received(alone)
+                self.single = False
                 return
             for payload in self._unframer.feed(data):
                 self.receiver.received(payload)

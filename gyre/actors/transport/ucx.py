@@ -32,6 +32,7 @@ class UcxChannel:
 
     receiver: Receiver
     far = True
+    single = False
 
     def __init__(
         self, worker: UcxWorker, endpoint: Any, receiver: Receiver | None, accept: Accept | None = None
