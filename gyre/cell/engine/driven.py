@@ -180,8 +180,8 @@ class DrivenEngine:
             raise ValueError(
                 f"prompt_tokens is {request.prompt_tokens}: give 1 to the {len(prompt)} of prompt_ids"
             )
-        if len(prompt) >= self._window_tokens:
-            raise ContextOverflow(len(prompt), self._window_tokens)
+        if request.prompt_tokens >= self._window_tokens:
+            raise ContextOverflow(request.prompt_tokens, self._window_tokens)
         if min(prompt) < 0 or max(prompt) >= self._vocab:
             raise ValueError(
                 f"prompt_ids has {min(prompt)} to {max(prompt)}: the model knows 0 to {self._vocab - 1}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
@@ -49,7 +49,7 @@ def at_once(decoding: int, prompt_tokens: int) -> float:
 
 class ScriptedEngine(DrivenEngine):
     """An `Engine` that samples what `sample` says. A pass ends `pass_s` after it could begin, weights are
-    there `load_s` after they are given; they are opened in another thread, as others read them, unless
+    there `load_s` after they are given; they are opened in a thread, as others read them, unless
     `open_weights` is false."""
 
     def __init__(
@@ -85,7 +85,7 @@ class ScriptedEngine(DrivenEngine):
             regions=regions,
         )
         self._load_s = load_s
-        self._open_weights = open_weights
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="weights") if open_weights else None
         self._changing = asyncio.Lock()
         self._lost = asyncio.Event()
 
@@ -123,10 +123,15 @@ class ScriptedEngine(DrivenEngine):
         found = super().metrics()
         return msgspec.structs.replace(found, busy_s=found.busy_s + self._loop_lane.passes_s)
 
+    async def close(self) -> None:
+        await super().close()
+        if self._reader is not None:
+            self._reader.shutdown(wait=False)
+
     async def _load(self, weights: Weights) -> None:
         await asyncio.sleep(self._load_s)
-        if self._open_weights:
-            await asyncio.to_thread(_open, weights)
+        if self._reader is not None:
+            await asyncio.get_running_loop().run_in_executor(self._reader, _open, weights)
 
 
 def _open(weights: Weights) -> None:

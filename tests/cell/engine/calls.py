@@ -50,6 +50,7 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
         cached_tokens=chunks[-1].cached_tokens,
     )
     assert len(whole.token_ids) == len(whole.logprobs) == len(whole.versions)
+    assert {chunk.cached_tokens for chunk in chunks} == {whole.cached_tokens}
     return whole
 
 

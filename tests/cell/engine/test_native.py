@@ -37,10 +37,6 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
 async def generate(engine: NativeEngine, call: str = "c", new_tokens: int = 10) -> tuple[int, ...]:
     request = GenerateRequest(
         call=call,
@@ -218,26 +214,6 @@ async def test_an_idle_engine_uses_no_cpu(native: Any) -> None:
     before_s = time.process_time()
     await asyncio.sleep(0.3)
     assert time.process_time() - before_s < 0.03
-
-
-async def test_cycles_of_sleep_and_wake_leak_nothing(native: Any) -> None:
-    engine = await native.awake(kv_tokens=200_000)
-
-    async def cycle(version: int) -> tuple[int, int]:
-        call = asyncio.create_task(generate(engine, new_tokens=200))
-        await asyncio.sleep(0)
-        await engine.sleep()
-        await call
-        await engine.wake(native.weights(0, version=version))
-        await generate(engine)
-        return threading.active_count(), resident_bytes()
-
-    for version in range(3):
-        threads, resident = await cycle(version)
-    for version in range(20):
-        after = await cycle(version)
-    assert after[0] == threads
-    assert after[1] - resident < 8e6
 
 
 def test_models_whose_attention_cannot_be_paged_are_refused() -> None:
