@@ -237,8 +237,9 @@ def one_thread() -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A second shape of models matters to numbers alone."""
-    if "case" in metafunc.fixturenames:
-        numbers = metafunc.module.__name__.endswith("_numbers")
+    module = metafunc.module.__name__.rpartition(".")[2]
+    if module.startswith("test_contract"):
+        numbers = module == "test_contract_numbers"
         cases = [name for name in CASES if numbers or name != "native-qwen3"]
         metafunc.parametrize("case", cases, indirect=True)
 
