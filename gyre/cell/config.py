@@ -78,6 +78,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     block_tokens: int = 16
     max_batch: int = 16
     chunk_interval_s: float = 0.05
+    batch_invariant: bool = False
     sglang: SglangConfig = SglangConfig()
 
 

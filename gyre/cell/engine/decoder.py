@@ -104,7 +104,13 @@ class _Layer:
 class Decoder:
     """`model`, computed. Its parameters stay the model's; `attach` comes after they were given memory."""
 
-    def __init__(self, model: PreTrainedModel, linear: Linear, window_tokens: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        linear: Linear,
+        window_tokens: int,
+        silu: Callable[[torch.Tensor], torch.Tensor] = F.silu,
+    ) -> None:
         check_model(model)
         config: Any = model.config
         base: Any = model.model
@@ -114,6 +120,7 @@ class Decoder:
         self.layers: int = config.num_hidden_layers
         self._eps: float = config.rms_norm_eps
         self._linear = linear
+        self._silu = silu
         self._window_tokens = window_tokens
         self._embedding: nn.Parameter = base.embed_tokens.weight
         self._rotary: Any = base.rotary_emb
@@ -145,6 +152,11 @@ class Decoder:
                 fused.weight = fused.weight.new_empty(0)
                 fused.bias = None
 
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """All that is multiplied with, as `attach` found it."""
+        return [fused.weight for layer in self._layers for fused in layer.fused] + [self._head]
+
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Of tokens [n] at their positions [n] in their sequences: [n, hidden], for `logits`."""
         assert self._angles is not None, "attach comes first"
@@ -159,7 +171,7 @@ class Decoder:
             gate, up = linear(
                 self._normed(x, layer.mlp_norm), layer.gate_up.weight, layer.gate_up.bias
             ).chunk(2, dim=-1)
-            x = x + linear(F.silu(gate).mul_(up), layer.down.weight, layer.down.bias)
+            x = x + linear(self._silu(gate).mul_(up), layer.down.weight, layer.down.bias)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -36,11 +36,14 @@ def widened_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
         # Bound by reading the weight, which torch does well for so few rows.
         return F.linear(x, weight, bias)
     wide = x.float()
-    tile = max(_TILE_ELEMENTS // weight.shape[1], 1)
-    parts = [
-        torch.mm(wide, weight[start : start + tile].float().t()) for start in range(0, len(weight), tile)
-    ]
+    parts = [torch.mm(wide, tile.float().t()) for tile in weight_tiles(weight)]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     if bias is not None:
         out += bias
     return out.to(weight.dtype)
+
+
+def weight_tiles(weight: torch.Tensor) -> list[torch.Tensor]:
+    """Rows of a weight [out, in] that fit a cache when they are widened, part after part."""
+    rows = max(_TILE_ELEMENTS // weight.shape[1], 1)
+    return [weight[start : start + rows] for start in range(0, len(weight), rows)]

@@ -52,6 +52,7 @@ def _native(
         max_batch=rollout.max_batch,
         chunk_interval_s=rollout.chunk_interval_s,
         eos_token_ids=setup.eos_token_ids,
+        batch_invariant=rollout.batch_invariant,
         device_thread=device_thread,
         regions=regions,
     )

@@ -32,11 +32,14 @@ class NativeEngine(DrivenEngine):
         chunk_interval_s: float,
         eos_token_ids: tuple[int, ...],
         step_tokens: int = 512,
+        batch_invariant: bool = False,
         device_thread: ThreadPoolExecutor | None = None,
         regions: Backend | None = None,
     ) -> None:
         super().__init__(
-            Runner(model, kv_tokens // block_tokens, block_tokens, min(window_tokens, kv_tokens)),
+            Runner(
+                model, kv_tokens // block_tokens, block_tokens, min(window_tokens, kv_tokens), batch_invariant
+            ),
             ThreadLane(device_thread),
             time.monotonic,
             window_tokens=window_tokens,

@@ -85,9 +85,9 @@ class Prompt:
 
 class PagedPass:
     """The tokens of one forward pass, made ready once for all layers: single ones first, in the order of
-    their spans, then each longer span. `rows` of them, and more where the pass is padded."""
+    their spans, then each longer span."""
 
-    def __init__(self, kv: PagedKv, spans: Sequence[Span], padded_rows: int = 0) -> None:
+    def __init__(self, kv: PagedKv, spans: Sequence[Span]) -> None:
         self.kv = kv
         device = kv.data.device
         self.spans = spans = sorted(spans, key=lambda span: span.count > 1)
@@ -105,16 +105,14 @@ class PagedPass:
             slots.extend([table[at // size] * size + at % size for at in where])
             if span.samples:
                 last.append(len(ids) - 1)
-        self.rows = len(ids)
-        padding = [0] * (max(padded_rows, self.rows) - self.rows)
-        packed = torch.tensor((ids + padding, positions + padding, slots + padding), device=device)
+        packed = torch.tensor((ids, positions, slots), device=device)
         self.input_ids, self.positions = packed[0], packed[1]
         self.last = torch.tensor(last, dtype=torch.long, device=device)
-        self._write = kv.row_indices(packed[2, : self.rows])
+        self._write = kv.row_indices(packed[2])
         self.prompts = [self._prompt(index) for index in range(self.singles, len(spans))]
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.kv.write(self._write[layer], keys[: self.rows], values[: self.rows])
+        self.kv.write(self._write[layer], keys, values)
 
     def tables(self, multiple: int = 1) -> torch.Tensor:
         """Blocks that the single tokens read [singles, width], padded to the longest, and to a multiple."""

@@ -5,22 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from gyre.cell.engine import kv_bytes, memory, sampling
 from gyre.cell.engine.base import KvLayout, Weights
-from gyre.cell.engine.decoder import Decoder
+from gyre.cell.engine.decoder import Attend, Decoder
+from gyre.cell.engine.invariant import InvariantAttention, InvariantLinear, InvariantScores, steady_silu
 from gyre.cell.engine.linear import pick_linear
 from gyre.cell.engine.paged import PagedAttention, PagedKv, PagedPass
 from gyre.cell.engine.scheduler import Span
 
 
 class Runner:
-    """A model and its KV pool. All methods belong to the device thread."""
+    """A model and its KV pool. All methods belong to the device thread. With `batch_invariant` its numbers do
+    not depend on how sequences are batched and cut into passes."""
 
-    def __init__(self, model: PreTrainedModel, blocks: int, block_tokens: int, window_tokens: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        blocks: int,
+        block_tokens: int,
+        window_tokens: int,
+        batch_invariant: bool = False,
+    ) -> None:
         self._model = model
-        self._decoder = Decoder(model, pick_linear(model.dtype, model.device), window_tokens)
+        dtype, device = model.dtype, model.device
+        self._steady = InvariantLinear(dtype, device) if batch_invariant else None
+        self._decoder = Decoder(
+            model,
+            self._steady or pick_linear(dtype, device),
+            window_tokens,
+            steady_silu if batch_invariant else F.silu,
+        )
+        self._scores = InvariantScores(self._decoder.head_dim, block_tokens)
         self._blocks = blocks
         self._block_tokens = block_tokens
         self._kv: PagedKv | None = None
@@ -40,6 +58,9 @@ class Runner:
         """Takes memory for them if they have none, and fills it."""
         self._decoder.attach()
         memory.restore_parameters(self._model)
+        if self._steady is not None:
+            self._steady.check(self._decoder.weights)
+            self._scores.check(self._model.device)
         with weights.open() as tensors:
             for name, parameter in self._model.named_parameters():
                 parameter.copy_(tensors[name])
@@ -81,7 +102,7 @@ class Runner:
         """Computes the spans; for each that ends its sequence: the sampled token, its log-probability."""
         assert self._kv is not None
         step = PagedPass(self._kv, spans)
-        hidden = self._decoder.hidden(step.input_ids, step.positions, PagedAttention(step))
+        hidden = self._decoder.hidden(step.input_ids, step.positions, self._attention(step))
         drawing = [span for span in step.spans if span.samples]
         if not drawing:
             return []
@@ -91,3 +112,8 @@ class Runner:
             [span.sequence.position for span in drawing],
         )
         return list(zip(drawing, tokens, logprobs, strict=True))
+
+    def _attention(self, step: PagedPass) -> Attend:
+        if self._steady is None:
+            return PagedAttention(step)
+        return InvariantAttention(step, self._scores, self._decoder.heads)
