@@ -48,6 +48,7 @@ _ENGINE_COUNTERS = {
     "generated_tokens": "Tokens generated",
     "prefilled_tokens": "Prompt tokens computed",
     "cached_tokens": "Prompt tokens reused",
+    "preemptions": "Calls that gave their KV up to others",
     "busy_s": "Seconds of computing",
 }
 

@@ -49,6 +49,15 @@ def test_a_status_is_served(server: MetricsServer) -> None:
     assert found["gyre_cell_engine_generated_tokens_total", "1"] == 1000
 
 
+def test_all_that_an_engine_counts_is_served(server: MetricsServer) -> None:
+    engine = EngineMetrics(preemptions=7)
+    server.update(schedule(cell(0, engine=engine)))
+    found = scraped(server)
+    for name in EngineMetrics.__struct_fields__:
+        assert ("gyre_cell_engine_" + name, "0") in found or (f"gyre_cell_engine_{name}_total", "0") in found
+    assert found["gyre_cell_engine_preemptions_total", "0"] == 7
+
+
 def test_events_are_counted_and_figures_kept(server: MetricsServer) -> None:
     for step, reward in ((1, 0.25), (2, 0.5)):
         server(event("step", step=step, reward=reward))
