@@ -6,12 +6,13 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+SGLANG_VENV := .venv-sglang
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 # Compiled once, when first imported: compiling all of torch and transformers takes longer than a job.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test lint
+.PHONY: install quickstart test test-sglang lint
 
 install: $(VENV)/.dev-installed
 
@@ -20,6 +21,10 @@ quickstart: $(VENV)/.installed
 
 test: lint
 	$(BIN)/pytest -q -n 3 --no-loadscope-reorder
+
+# A real SGLang on the CPU, 3 GB, in an environment of its own: half an hour on two cores.
+test-sglang: $(VENV)/.dev-installed $(SGLANG_VENV)/.installed
+	GYRE_SGLANG_PYTHON=$(CURDIR)/$(SGLANG_VENV)/bin/python $(BIN)/pytest -q tests/sglang
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check
@@ -48,4 +53,13 @@ $(VENV)/.dev-installed: $(VENV)/.installed
 	# A sandbox cannot write the compiled modules, and each start of the agent would compile them again.
 	MSWEA_SILENT_STARTUP=1 LITELLM_LOCAL_MODEL_COST_MAP=True \
 	    $(BIN)/python -c 'import minisweagent.run.mini, minisweagent.models.litellm_textbased_model'
+	touch $@
+
+$(SGLANG_VENV)/.installed: tests/sglang/requirements.txt | $(BIN)/python
+	$(BIN)/python -m venv $(SGLANG_VENV)
+	pip="$(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check"
+	$$pip -r tests/sglang/requirements.txt
+	$$pip --no-deps sglang==0.5.23 xgrammar==0.2.7
+	# What has no wheel for a CPU; see there.
+	echo "$(CURDIR)/tests/sglang/shims" > "$$(echo $(SGLANG_VENV)/lib/python3*/site-packages)/gyre_shims.pth"
 	touch $@

@@ -68,7 +68,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The engine of a cell in rollout role: one a rank with `parallel` "data", one over all its ranks with
     "tensor"."""
 
-    engine: Literal["native"] = "native"
+    engine: Literal["native", "sglang"] = "native"
     parallel: Literal["data", "tensor"] = "data"
     temperature: float = 1.0
     top_p: float = 1.0

@@ -80,10 +80,12 @@ class Rank:
         setup, config = self._setup, self._config
         ranks = range(self._ranks) if setup.rollout.parallel == "tensor" else (config.rank,)
         return EngineSetup(
-            name=f"cell-{config.cell}-rank-{config.rank}",
+            cell=config.cell,
+            rank=config.rank,
             rollout=setup.rollout,
             model_folder=setup.model_folder,
             log_folder=setup.log_folder,
+            scratch=setup.shm_folder,
             dtype=setup.model.dtype,
             window_tokens=window_tokens,
             eos_token_ids=end_token_ids(setup.model_folder),

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 
 class EngineSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine. `gpus` are the ones that are its cell's, or its rank's where each rank has an engine; none
-    on the CPU. `name` tells it from the other engines of the machine."""
+    """One engine, `rank`'s of `cell`. `gpus` are the ones that are its cell's, or its rank's where each rank
+    has an engine; none on the CPU. `scratch` is a folder in memory."""
 
-    name: str
+    cell: int
+    rank: int
     rollout: RolloutConfig
     model_folder: Path
     log_folder: Path
+    scratch: Path
     dtype: str
     window_tokens: int
     eos_token_ids: tuple[int, ...]
@@ -34,7 +36,39 @@ def make_engine(
     setup: EngineSetup, model: PreTrainedModel, device_thread: ThreadPoolExecutor, regions: Backend
 ) -> Engine:
     """Asleep. `model` and `device_thread` are the rank's own, for an engine that runs in its process."""
+    if setup.rollout.engine == "sglang":
+        return _sglang(setup, model.config.vocab_size)
     return _native(setup, model, device_thread, regions)
+
+
+def _sglang(setup: EngineSetup, vocab: int) -> Engine:
+    from gyre.cell.engine.sglang import SglangEngine
+    from gyre.cell.engine.sglang_launch import Served
+
+    rollout = setup.rollout
+    name = f"cell-{setup.cell}-rank-{setup.rank}"
+    url = rollout.sglang.server_url
+    served = Served(
+        model_folder=setup.model_folder,
+        dtype=setup.dtype,
+        window_tokens=setup.window_tokens,
+        kv_tokens=rollout.kv_tokens,
+        block_tokens=rollout.block_tokens,
+        max_batch=rollout.max_batch,
+        device="cuda" if setup.gpus else "cpu",
+        gpu=setup.gpus[0] if setup.gpus else 0,
+        ranks=max(len(setup.gpus), 1),
+    )
+    return SglangEngine(
+        served,
+        rollout.sglang,
+        chunk_interval_s=rollout.chunk_interval_s,
+        eos_token_ids=setup.eos_token_ids,
+        vocab=vocab,
+        log_path=setup.log_folder / f"{name}-sglang.log",
+        scratch=setup.scratch / f"{name}-sglang",
+        server_url=url and url.format(cell=setup.cell, rank=setup.rank),
+    )
 
 
 def _native(

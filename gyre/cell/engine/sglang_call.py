@@ -1,0 +1,135 @@
+"""One call to a SGLang server: pieces come in, chunks go out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from gyre.cell.engine.base import Chunk, FinishReason, GenerateRequest
+from gyre.cell.engine.sglang_wire import Piece, Reading
+
+
+class Call:
+    """A call from its request to its last chunk. `rid` is its name at the server, used once. While it is
+    `held` it tells nothing but its end."""
+
+    def __init__(
+        self, request: GenerateRequest, rid: str, stop_ids: frozenset[int], chunk_interval_s: float
+    ) -> None:
+        self.request = request
+        self.rid = rid
+        self.reading = Reading(request.call)
+        self.ended = asyncio.Event()
+        self.sent = False
+        self.stopped_early = False
+        self.over_at_server = False
+        self._stop_ids = stop_ids
+        self._interval_s = chunk_interval_s
+        self._told_at_s = time.monotonic()
+        self._pieces: list[Piece] = []
+        self._news = asyncio.Event()
+        self._held = False
+        self._error: BaseException | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.reading.tokens > 0
+
+    def feed(self, data: bytes) -> int:
+        """An event of the server. Answers how many tokens are new; raises what Reading does."""
+        if self.ended.is_set():
+            return 0
+        before = self.reading.tokens
+        piece = self._until_stop(self.reading.take(data))
+        if piece.token_ids or piece.finish_reason is not None:
+            self._pieces.append(piece)
+        if piece.finish_reason is not None:
+            self.over_at_server = not self.stopped_early
+            self.ended.set()
+        if not self._held or self.ended.is_set():
+            self._news.set()
+        return self.reading.tokens - before
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends it with what it has."""
+        if not self.ended.is_set():
+            self._pieces.append(Piece(finish_reason=reason))
+            self.ended.set()
+            self._news.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends it with an error, after what it has."""
+        if not self.ended.is_set():
+            self._error = error
+            self.ended.set()
+            self._news.set()
+
+    def hold(self, held: bool) -> None:
+        self._held = held
+        if not held and self._pieces:
+            self._news.set()
+
+    async def chunks(self) -> AsyncGenerator[Chunk]:
+        """Until the one with a finish reason."""
+        while True:
+            await self._news.wait()
+            await self._interval()
+            if self._held and not self.ended.is_set():
+                self._news.clear()
+                continue
+            if not self._pieces and self._error is not None:
+                raise self._error
+            chunk = self._take()
+            if not self._pieces and self._error is None:
+                self._news.clear()
+            if chunk is not None:
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+
+    async def _interval(self) -> None:
+        """A chunk a chunk interval, the last one at once."""
+        rest_s = self._told_at_s + self._interval_s - time.monotonic()
+        if rest_s > 0 and not self.ended.is_set():
+            try:
+                async with asyncio.timeout(rest_s):
+                    await self.ended.wait()
+            except TimeoutError:
+                return
+
+    def _take(self) -> Chunk | None:
+        if not self._pieces:
+            return None
+        # As often as asked: each as it came where that is as often as can be.
+        count = len(self._pieces) if self._interval_s > 0 else 1
+        taken, self._pieces = self._pieces[:count], self._pieces[count:]
+        if len(self._pieces) == 1 and not self._pieces[0].token_ids:
+            taken.append(self._pieces.pop())
+        self._told_at_s = time.monotonic()
+        last = taken[-1]
+        return Chunk(
+            token_ids=tuple(token for piece in taken for token in piece.token_ids),
+            logprobs=tuple(logprob for piece in taken for logprob in piece.logprobs),
+            versions=tuple(version for piece in taken for version in piece.versions),
+            finish_reason=last.finish_reason,
+            cached_tokens=self.reading.cached_tokens or 0,
+            routed_experts=last.routed_experts if last.finish_reason is not None else None,
+        )
+
+    def _until_stop(self, piece: Piece) -> Piece:
+        """SGLang knows no stop tokens where it is to ignore the model's end tokens."""
+        for at, token in enumerate(piece.token_ids):
+            if token in self._stop_ids:
+                self.stopped_early = piece.finish_reason is None
+                return msgspec.structs.replace(
+                    piece,
+                    token_ids=piece.token_ids[: at + 1],
+                    logprobs=piece.logprobs[: at + 1],
+                    versions=piece.versions[: at + 1],
+                    finish_reason="stop",
+                    routed_experts=None,
+                )
+        return piece

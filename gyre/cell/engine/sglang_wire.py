@@ -1,0 +1,226 @@
+"""What a SGLang server says, checked. Whatever does not fit raises EngineFault with what was wrong."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from gyre.cell.engine.base import EngineFault, FinishReason
+
+MAX_EVENT_BYTES = 1 << 30
+T = TypeVar("T")
+
+
+class _Finish(msgspec.Struct):
+    type: str
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish | None = None
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    weight_version: str | None = None
+    weight_versions: list[_Span] | None = None
+    output_token_logprobs: list[tuple[float | None, int, str | None]] = []
+    routed_experts: str | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    code: int | None = None
+
+
+class _Event(msgspec.Struct):
+    output_ids: list[int] = []
+    meta_info: _Meta | None = None
+    error: _Error | None = None
+
+
+class Answer(msgspec.Struct):
+    """Of a command to the server."""
+
+    success: bool = True
+    message: str = ""
+
+
+class ServerInfo(msgspec.Struct):
+    """Of /server_info, what concerns us."""
+
+    version: str
+    served_model_name: str = ""
+    enable_deterministic_inference: bool = False
+
+
+class _Load(msgspec.Struct):
+    num_used_tokens: int = 0
+
+
+class _Loads(msgspec.Struct):
+    loads: list[_Load] = []
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of a call, as the server tells them."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    routed_experts: bytes | None = None
+
+
+def decode(data: bytes, kind: type[T], what: str) -> T:
+    """EngineFault where `data` is not that."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EngineFault(f"SGLang's {what} is not understood: {error}: {_shown(data)}") from error
+
+
+def used_tokens(data: bytes) -> int:
+    """Of /v1/loads: tokens of KV in use, over all schedulers."""
+    return sum(load.num_used_tokens for load in decode(data, _Loads, "/v1/loads").loads)
+
+
+class Events:
+    """Cuts a stream of server-sent events into their data."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.done = False
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The events that `data` completes. After `[DONE]` there are none."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise EngineFault(f"SGLang sent an event of more than {MAX_EVENT_BYTES} bytes")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if self.done or not line.startswith(b"data:"):
+                continue
+            event = line[5:].strip()
+            if event == b"[DONE]":
+                self.done = True
+            else:
+                yield event
+
+
+class Reading:
+    """One call's events, in order, as pieces."""
+
+    def __init__(self, call: str) -> None:
+        self._call = call
+        self._versions: list[int] = []
+        self.cached_tokens: int | None = None
+        self.retractions = 0
+
+    @property
+    def tokens(self) -> int:
+        """Told so far."""
+        return len(self._versions)
+
+    def take(self, data: bytes) -> Piece:
+        """Raises EngineFault; ValueError where the server finds the request senseless."""
+        event = decode(data, _Event, "answer to /generate")
+        if event.error is not None:
+            if event.error.code == 400:
+                raise ValueError(f"SGLang refused call {self._call}: {event.error.message}")
+            raise self._fault(f"the server reports: {event.error.message}")
+        if event.meta_info is None:
+            raise self._fault(f"meta_info is missing: {_shown(data)}")
+        return self._piece(event.output_ids, event.meta_info)
+
+    def _piece(self, output_ids: list[int], meta: _Meta) -> Piece:
+        # An abort of a waiting call tells its last token once more: what is new is by the count of all.
+        new = meta.completion_tokens - self.tokens
+        if not 0 <= new <= len(output_ids):
+            raise self._fault(
+                f"{len(output_ids)} tokens came, but completion_tokens went from {self.tokens} to"
+                f" {meta.completion_tokens}"
+            )
+        ids = output_ids[len(output_ids) - new :]
+        logprobs = self._logprobs(ids, meta)
+        versions = [self._version(meta.weight_version)] * new if new else []
+        self._versions.extend(versions)
+        if self.cached_tokens is None and new:
+            self.cached_tokens = meta.cached_tokens
+        self.retractions = max(self.retractions, meta.num_retractions)
+        if meta.weight_versions is not None:
+            self._check_spans(meta.weight_versions)
+        return Piece(
+            token_ids=tuple(ids),
+            logprobs=tuple(logprobs),
+            versions=tuple(versions),
+            finish_reason=self._finish(meta.finish_reason),
+            routed_experts=self._experts(meta.routed_experts),
+        )
+
+    def _logprobs(self, ids: list[int], meta: _Meta) -> list[float]:
+        rows = meta.output_token_logprobs[max(len(meta.output_token_logprobs) - len(ids), 0) :] if ids else []
+        if [row[1] for row in rows] != ids:
+            raise self._fault(
+                f"output_token_logprobs are of {[row[1] for row in rows]}, output_ids are {ids}"
+            )
+        logprobs = [row[0] for row in rows]
+        for logprob in logprobs:
+            if logprob is None or not math.isfinite(logprob) or logprob > 1e-3:
+                raise self._fault(f"a log-probability is {logprob}")
+        return [min(logprob, 0.0) for logprob in logprobs if logprob is not None]
+
+    def _version(self, text: str | None) -> int:
+        if text is None or not (text.isascii() and text.isdecimal() and len(text) < 19):
+            raise self._fault(f"weight_version is {text!r}, which Gyre has not given it")
+        return int(text)
+
+    def _check_spans(self, spans: list[_Span]) -> None:
+        for span in spans:
+            told = self._versions[max(span.start, 0) : max(span.end, 0)]
+            if any(version != self._version(span.version) for version in told):
+                raise self._fault(
+                    f"tokens {span.start} to {span.end} are of weight_version {span.version}, told before as"
+                    f" {told}"
+                )
+
+    def _finish(self, finish: _Finish | None) -> FinishReason | None:
+        if finish is None:
+            return None
+        match finish.type:
+            case "stop":
+                return "stop"
+            case "length":
+                return "length"
+            case "abort" if finish.status_code is None:
+                return "abort"
+            case "abort":
+                raise self._fault(f"the server ended it: {finish.status_code} {finish.message}")
+        raise self._fault(f"finish_reason is {finish.type!r}")
+
+    def _experts(self, text: str | None) -> bytes | None:
+        if text is None:
+            return None
+        try:
+            return base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise self._fault(f"routed_experts are not base64: {error}") from error
+
+    def _fault(self, what: str) -> EngineFault:
+        return EngineFault(f"SGLang's answer to call {self._call}: {what}")
+
+
+def _shown(data: bytes) -> str:
+    text = data[:200].decode(errors="replace")
+    return repr(text) if len(data) <= 200 else f"{text!r}... ({len(data)} bytes)"
