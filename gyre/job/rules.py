@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gyre.job.broken import Broken, broken
 from gyre.job.decode import Fault, shown
+from gyre.job.engines import engine_faults
 from gyre.job.named import Kind, named_faults
 from gyre.job.tables import Job
-
-Broken = tuple[frozenset[str], Fault]
-"""The keys that a rule reads, and what is wrong. A rule about a key that is faulty already is moot."""
 
 _MOST = 2**53
 _ABOVE_ZERO = (0, False, _MOST)
@@ -98,7 +97,7 @@ def broken_rules(job: Job) -> Iterator[Broken]:
     yield from _cluster(job)
     yield from _sources(job)
     yield from _tokens(job)
-    yield from _engine(job)
+    yield from engine_faults(job)
     yield from _commands(job)
 
 
@@ -140,10 +139,6 @@ def _at(job: Job, key: str) -> Any:
     return value
 
 
-def _broken(found: str, allowed: str, *keys: str) -> Broken:
-    return frozenset(keys), Fault(key=keys[0], found=found, allowed=allowed)
-
-
 def _out_of_bounds(job: Job) -> Iterator[Broken]:
     for key, (least, inclusive, most) in BOUNDS.items():
         value = _at(job, key)
@@ -153,32 +148,32 @@ def _out_of_bounds(job: Job) -> Iterator[Broken]:
         words = f"{least} or more" if inclusive else f"more than {least}"
         if most < _MOST or value > most:
             words += f", at most {most}"
-        yield _broken(shown(value), words + _WHY.get(key, ""), key)
+        yield broken(shown(value), words + _WHY.get(key, ""), key)
     if not all(0 <= beta < 1 for beta in job.train.betas):
-        yield _broken(shown(list(job.train.betas)), "two numbers in [0, 1)", "train.betas")
+        yield broken(shown(list(job.train.betas)), "two numbers in [0, 1)", "train.betas")
 
 
 def _texts(job: Job) -> Iterator[Broken]:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", job.name):
-        yield _broken(shown(job.name), "letters, digits, '.', '_' and '-': it names a folder", "name")
+        yield broken(shown(job.name), "letters, digits, '.', '_' and '-': it names a folder", "name")
     if not _may_be_folder(job.run_dir):
         found = f"{job.run_dir} is no folder"
-        yield _broken(found, "a folder, or a path that does not exist", "run_dir")
+        yield broken(found, "a folder, or a path that does not exist", "run_dir")
     if not job.harness.proxy.host:
-        yield _broken(shown(""), "an address to listen on", "harness.proxy.host")
+        yield broken(shown(""), "an address to listen on", "harness.proxy.host")
 
 
 def _cluster(job: Job) -> Iterator[Broken]:
     listen = job.cluster.listen
     if listen is None:
         if job.cluster.nodes > 0:
-            yield _broken("missing", "with cluster.nodes, ADDRESS:PORT", "cluster.listen", "cluster.nodes")
+            yield broken("missing", "with cluster.nodes, ADDRESS:PORT", "cluster.listen", "cluster.nodes")
         return
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        yield _broken(shown(listen), "ADDRESS:PORT", "cluster.listen")
+        yield broken(shown(listen), "ADDRESS:PORT", "cluster.listen")
     elif host in ("0.0.0.0", "[::]", "::", "*"):
-        yield _broken(shown(listen), "an address of this machine that the others reach", "cluster.listen")
+        yield broken(shown(listen), "an address of this machine that the others reach", "cluster.listen")
 
 
 def _sources(job: Job) -> Iterator[Broken]:
@@ -193,13 +188,13 @@ def _sources(job: Job) -> Iterator[Broken]:
 def _one_source(table: str, path: Path | None, recipe: str | None, holds: str) -> Iterator[Broken]:
     keys = (f"{table}.path", f"{table}.recipe")
     if path is None and recipe is None:
-        yield _broken(f"neither {table}.path nor {table}.recipe", "one of the two", *keys)
+        yield broken(f"neither {table}.path nor {table}.recipe", "one of the two", *keys)
     elif path is not None and recipe is not None:
-        yield _broken(f"both {table}.path and {table}.recipe", "one of the two", *keys)
+        yield broken(f"both {table}.path and {table}.recipe", "one of the two", *keys)
     if path is not None and not _is_folder(path):
-        yield _broken(f"no folder {path}", f"a folder with {holds}", keys[0])
+        yield broken(f"no folder {path}", f"a folder with {holds}", keys[0])
     elif path is not None and next(path.glob(holds), None) is None:
-        yield _broken(f"no {holds} in {path}", f"a folder with {holds}", keys[0])
+        yield broken(f"no {holds} in {path}", f"a folder with {holds}", keys[0])
     if recipe is not None:
         yield from _named(keys[1], recipe, "function")
 
@@ -226,7 +221,7 @@ def _named(key: str, name: str, kind: Kind) -> Iterator[Broken]:
 def _tokens(job: Job) -> Iterator[Broken]:
     context = job.model.context_tokens
     if job.rollout.max_new_tokens >= context:
-        yield _broken(
+        yield broken(
             shown(job.rollout.max_new_tokens),
             f"less than model.context_tokens = {context}, so that a prompt has room",
             "rollout.max_new_tokens",
@@ -234,25 +229,19 @@ def _tokens(job: Job) -> Iterator[Broken]:
         )
     for key in ("train.micro_step_tokens", "rollout.kv_tokens"):
         if (value := _at(job, key)) < context:
-            yield _broken(
+            yield broken(
                 shown(value),
                 f"at least model.context_tokens = {context}, so that the longest trajectory fits",
                 key,
                 "model.context_tokens",
             )
     if job.rollout.block_tokens > 0 and job.rollout.kv_tokens % job.rollout.block_tokens:
-        yield _broken(
+        yield broken(
             shown(job.rollout.kv_tokens),
             f"a multiple of rollout.block_tokens = {job.rollout.block_tokens}",
             "rollout.kv_tokens",
             "rollout.block_tokens",
         )
-
-
-def _engine(job: Job) -> Iterator[Broken]:
-    if job.rollout.engine == "native" and job.rollout.parallel == "tensor":
-        allowed = "'data': the native engine computes on one rank"
-        yield _broken(shown("tensor"), allowed, "rollout.parallel", "rollout.engine")
 
 
 def _commands(job: Job) -> Iterator[Broken]:
@@ -262,7 +251,7 @@ def _commands(job: Job) -> Iterator[Broken]:
         for key in ("harness.options", "harness.own_process"):
             if _at(job, key):
                 found = f"{key.partition('.')[2]} without an actor"
-                yield _broken(found, "only with harness.actor", key, "harness.actor")
+                yield broken(found, "only with harness.actor", key, "harness.actor")
     else:
         yield from _named("harness.actor", harness.actor, "class")
         yield from _beside_actor(job)
@@ -270,15 +259,15 @@ def _commands(job: Job) -> Iterator[Broken]:
     for name, value in harness.environment.items():
         if not name or "=" in name or "\0" in name + value:
             found, legal = shown(f"{name}={value}"), "names without '=', nothing with NUL characters"
-            yield _broken(found, legal, "harness.environment")
+            yield broken(found, legal, "harness.environment")
     yield from _evaluation(job)
 
 
 def _command(key: str, command: tuple[str, ...], instead: str = "") -> Iterator[Broken]:
     if not command or not command[0]:
-        yield _broken(shown(list(command)), f"a program and its arguments{instead}", key)
+        yield broken(shown(list(command)), f"a program and its arguments{instead}", key)
     if any("\0" in word for word in command):
-        yield _broken(shown(list(command)), "words without NUL characters", key)
+        yield broken(shown(list(command)), "words without NUL characters", key)
 
 
 def _beside_actor(job: Job) -> Iterator[Broken]:
@@ -286,23 +275,23 @@ def _beside_actor(job: Job) -> Iterator[Broken]:
     for key in ("harness.command", "harness.read_only"):
         if value := _at(job, key):
             found = shown([str(word) for word in value])
-            yield _broken(found, "nothing beside harness.actor, which is no command", key, "harness.actor")
+            yield broken(found, "nothing beside harness.actor, which is no command", key, "harness.actor")
     if job.harness.environment and not job.harness.own_process:
         found = shown(job.harness.environment)
         allowed = "with harness.actor only where harness.own_process = true"
-        yield _broken(found, allowed, "harness.environment", "harness.actor", "harness.own_process")
+        yield broken(found, allowed, "harness.environment", "harness.actor", "harness.own_process")
 
 
 def _evaluation(job: Job) -> Iterator[Broken]:
     if job.evaluator.junit and not any("{report}" in word for word in job.evaluator.command):
-        yield _broken(
+        yield broken(
             "no {report} in it",
             "with evaluator.junit the command writes JUnit XML to {report}",
             "evaluator.command",
             "evaluator.junit",
         )
     if job.harness.overall_timeout_s < job.harness.timeout_s:
-        yield _broken(
+        yield broken(
             shown(job.harness.overall_timeout_s),
             f"at least harness.timeout_s = {job.harness.timeout_s}, after which what is left is scored",
             "harness.overall_timeout_s",

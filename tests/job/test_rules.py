@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import text
 
-from gyre.job import Job, load_job, warnings
+from gyre.job import Job, JobError, load_job, warnings
 from gyre.job.decode import key_paths
 from gyre.job.named import named_faults
 from gyre.job.rules import BOUNDS
@@ -101,6 +102,74 @@ def test_an_actor_is_looked_for_without_an_import(
 def test_any_name_is_a_class_or_a_fault(name: str) -> None:
     for fault in named_faults("harness.actor", f"{name}:Own", "class"):
         assert fault.key == "harness.actor"
+
+
+SGLANG = "rollout.engine=sglang"
+URL = "rollout.sglang.server_url"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "says"),
+    [
+        ([], "rollout.sglang.python", "no SGLang in this environment"),
+        (["rollout.sglang.python=gone/python"], "rollout.sglang.python", "no program"),
+        (["rollout.sglang.python=/dev/null"], "rollout.sglang.python", "no program /dev/null"),
+        (["rollout.sglang.python=/bin/sh"], "", ""),
+        (["rollout.sglang.python=/bin/sh", "rollout.parallel=tensor"], "", ""),
+        (
+            ["rollout.sglang.python=/bin/sh", "rollout.batch_invariant=true"],
+            "rollout.batch_invariant",
+            "--enable-deterministic-inference",
+        ),
+        (["rollout.sglang.python=/bin/sh", "rollout.sglang.environment.A=b"], "", ""),
+        (
+            ["rollout.sglang.python=/bin/sh", r'rollout.sglang.arguments=["\u0000"]'],
+            "rollout.sglang.arguments",
+            "NUL",
+        ),
+        (
+            ["rollout.sglang.python=/bin/sh", r'rollout.sglang.environment.A="\u0000"'],
+            "rollout.sglang.environment",
+            "NUL",
+        ),
+        ([f"{URL}=http://10.0.0.1:3000{{cell}}"], "", ""),
+        ([f"{URL}=http://:key@host-{{cell}}:30000"], "", ""),
+        ([f"{URL}=http://10.0.0.1:30000"], URL, "each cell has a server of its own"),
+        ([f"{URL}=http://h:3{{cell}}", "cells.ranks=2"], URL, "each rank has a server of its own"),
+        ([f"{URL}=http://h:3{{cell}}", "cells.ranks=2", "rollout.parallel=tensor"], "", ""),
+        ([f"{URL}=http://h:3{{cell}}{{rank}}", "cells.ranks=2"], "", ""),
+        ([f"{URL}=10.0.0.1:3000{{cell}}"], URL, "http://HOST:PORT"),
+        ([f"{URL}=http://{{cell}}:port"], URL, "http://HOST:PORT"),
+        ([f"{URL}=http://h-{{node}}"], URL, "{cell} and {rank} are replaced"),
+        ([f"{URL}=http://h-{{cell"], URL, "{cell} and {rank} are replaced"),
+        ([f"{URL}=http://h-{{cell}}", "rollout.sglang.python=/bin/sh"], "rollout.sglang.python", "beside"),
+        (
+            [f"{URL}=http://h-{{cell}}", "rollout.sglang.weights_by=ipc", "cluster.device=cpu"],
+            "rollout.sglang.weights_by",
+            "only GPU memory is shared so",
+        ),
+    ],
+)
+def test_a_server_of_sglang_can_be_started_or_reached(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch, overrides: list[str], key: str, says: str
+) -> None:
+    monkeypatch.setattr("gyre.job.engines.PathFinder.find_spec", lambda name: None)
+    found = faults(SGLANG, *overrides)
+    assert list(found) == ([key] if key else [])
+    assert says in found.get(key, "")
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text())
+def test_any_server_url_is_one_or_a_fault(job_file: Path, url: str) -> None:
+    with contextlib.suppress(JobError):
+        job = load_job(job_file, [SGLANG, f"{URL}=http://{{cell}}{url}"])
+        assert job.rollout.sglang.server_url is not None
+        job.rollout.sglang.server_url.format(cell=1, rank=1)
+
+
+def test_what_is_for_sglang_is_nobodys_fault_with_another_engine(faults: Faults) -> None:
+    assert faults("rollout.sglang.python=gone", f"{URL}=anything") == {}
 
 
 @pytest.mark.parametrize("table", ["model", "tasks", "eval"])
