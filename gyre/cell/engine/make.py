@@ -48,6 +48,9 @@ def _sglang(setup: EngineSetup, vocab: int) -> Engine:
     rollout = setup.rollout
     name = f"cell-{setup.cell}-rank-{setup.rank}"
     url = rollout.sglang.server_url
+    first = setup.gpus[0] if setup.gpus else 0
+    if setup.gpus != tuple(range(first, first + len(setup.gpus))):
+        raise ValueError(f"{name} has GPUs {setup.gpus}: SGLang takes adjacent ones, give cells fewer ranks")
     served = Served(
         model_folder=setup.model_folder,
         dtype=setup.dtype,
@@ -56,7 +59,7 @@ def _sglang(setup: EngineSetup, vocab: int) -> Engine:
         block_tokens=rollout.block_tokens,
         max_batch=rollout.max_batch,
         device="cuda" if setup.gpus else "cpu",
-        gpu=setup.gpus[0] if setup.gpus else 0,
+        gpu=first,
         ranks=max(len(setup.gpus), 1),
     )
     return SglangEngine(

@@ -25,8 +25,8 @@ class Requests:
             raise ValueError(
                 f"prompt_tokens is {request.prompt_tokens}: give 1 to the {len(prompt)} of prompt_ids"
             )
-        if len(prompt) >= self.window_tokens:
-            raise ContextOverflow(len(prompt), self.window_tokens)
+        if request.prompt_tokens >= self.window_tokens:
+            raise ContextOverflow(request.prompt_tokens, self.window_tokens)
         # Such a token would kill the server.
         if min(prompt) < 0 or max(prompt) >= self._vocab:
             raise ValueError(
@@ -41,7 +41,8 @@ class Requests:
         stops = set(wanted.stop_token_ids) | (set() if wanted.ignore_eos else self._eos)
         if sampled and sampled[-1] in stops:
             return "stop"
-        return "length" if len(sampled) >= wanted.max_new_tokens else None
+        full = len(request.prompt_ids) >= self.window_tokens
+        return "length" if full or len(sampled) >= wanted.max_new_tokens else None
 
     def stops_here(self, request: GenerateRequest) -> frozenset[int]:
         """Tokens at which we end the call: told to ignore end tokens, SGLang ignores all others too."""

@@ -112,3 +112,5 @@ def test_a_call_resumed_after_its_end() -> None:
     assert (
         requests.over_already(request((1, 2), SamplingParams(max_new_tokens=1), prompt_tokens=1)) == "length"
     )
+    assert requests.over_already(request(tuple(range(16)), prompt_tokens=8)) == "length"
+    requests.check(request(tuple(range(16)), prompt_tokens=8))
