@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gyre.actors.life import Life
+    from gyre.actors.handling import Handling
 
 SWEEP_S = 1.0
 
@@ -17,16 +17,16 @@ class Idle:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._awake: dict[Life, asyncio.Future[Any] | None] = {}
+        self._awake: dict[Handling, asyncio.Future[Any] | None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, life: Life) -> None:
+    def watch(self, life: Handling) -> None:
         """Its main task has begun."""
         self._awake[life] = None
         if self._timer is None:
             self._timer = self._loop.call_later(SWEEP_S, self._sweep)
 
-    def forget(self, life: Life) -> None:
+    def forget(self, life: Handling) -> None:
         self._awake.pop(life, None)
 
     def close(self) -> None:
