@@ -1,5 +1,6 @@
 """A real SGLang server on a CPU, for `make test-sglang`: GYRE_SGLANG_PYTHON names the interpreter of the
-environment that it is in. Without it nothing here runs."""
+environment that it is in. Without it nothing here runs. On a GPU: GYRE_TEST_DEVICE=cuda, and where needed
+GYRE_SGLANG_PATH as its PYTHONPATH and GYRE_SGLANG_ARGUMENTS as further flags."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from gyre.cell.engine.sglang_launch import Served
 from gyre.cell.engine.sglang_server import SglangServer
 from tests.cell.engine.calls import VOCAB
 from tests.cell.engine.conftest import (
+    DEVICE,
     NativeCase,
     one_thread,
     skip_what_it_lacks,
@@ -30,7 +32,8 @@ from tests.cell.engine.conftest import (
 __all__ = ["one_thread"]
 
 PYTHON = os.environ.get("GYRE_SGLANG_PYTHON")
-SHIMS = Path(__file__).parent / "shims"
+PATH = os.environ.get("GYRE_SGLANG_PATH", str(Path(__file__).parent / "shims"))
+ARGUMENTS = tuple(os.environ.get("GYRE_SGLANG_ARGUMENTS", "").split())
 START_TIMEOUT_S = 600.0
 # Each takes 2.3 GB.
 SERVERS = 2
@@ -51,8 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def sglang_config(**options: Any) -> SglangConfig:
     defaults: dict[str, Any] = {
         "python": Path(PYTHON or "python"),
-        "arguments": ("--enable-deterministic-inference",),
-        "environment": {"PYTHONPATH": str(SHIMS), "OMP_NUM_THREADS": "1"},
+        "arguments": ("--enable-deterministic-inference", *ARGUMENTS),
+        "environment": {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"},
         "start_timeout_s": START_TIMEOUT_S,
         "mem_fraction_static": 0.05,
     }
@@ -141,7 +144,7 @@ class SglangCase(NativeCase):
             "kv_tokens": 4096,
             "block_tokens": 8,
             "max_batch": 16,
-            "device": "cpu",
+            "device": DEVICE.type,
         }
         known = {name: options[name] for name in options if name in Served.__struct_fields__}
         return Served(**(defaults | known | {"window_tokens": WINDOW_TOKENS}))

@@ -3,6 +3,7 @@ by other means what they must sample."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -19,6 +20,9 @@ from gyre.cell.engine.scripted import ScriptedEngine
 from gyre.rdma import SharedMemory
 from tests.cell.engine import toy
 from tests.cell.engine.calls import VOCAB
+
+# Of the engines that have one; GYRE_TEST_DEVICE=cuda tests them on a GPU.
+DEVICE = torch.device(os.environ.get("GYRE_TEST_DEVICE", "cpu"))
 
 
 class Case(Protocol):
@@ -122,7 +126,7 @@ class NativeCase:
             "eos_token_ids": (),
             "regions": self.regions,
         }
-        model = tiny_model(self._kind, 12345)
+        model = tiny_model(self._kind, 12345).to(DEVICE)
         engine = NativeEngine(model, **(defaults | options))
         self.engines.append(engine)
         self.models.append(model)
