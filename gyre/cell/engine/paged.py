@@ -53,6 +53,10 @@ class PagedKv:
         self.rows.index_copy_(0, indices[0], keys)
         self.rows.index_copy_(0, indices[1], values)
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        if blocks:
+            self.data.index_fill_(0, torch.tensor(blocks, device=self.data.device), 0)
+
     def gather(self, indices: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [batch, kv_heads, tokens, head_dim] of a layer's `extent_indices`, in the type that
         is computed with."""
@@ -105,6 +109,8 @@ class PagedPass:
             slots.extend([table[at // size] * size + at % size for at in where])
             if span.samples:
                 last.append(len(ids) - 1)
+        # Whoever had a block that is only begun now may have left numbers there that are not finite.
+        kv.clear([block for span in spans for block in _begun(span, size)])
         packed = torch.tensor((ids, positions, slots), device=device)
         self.input_ids, self.positions = packed[0], packed[1]
         self.last = torch.tensor(last, dtype=torch.long, device=device)
@@ -133,6 +139,12 @@ class PagedPass:
         blocks = span.sequence.table[: (span.start + span.count - 1) // self.kv.block_tokens + 1]
         table = torch.tensor(blocks, device=self.kv.data.device)
         return Prompt(start, start + span.count, span.start, table)
+
+
+def _begun(span: Span, size: int) -> list[int]:
+    """The block that it begins and does not fill, if there is one."""
+    end = span.start + span.count
+    return [span.sequence.table[end // size]] if end % size and end - end % size >= span.start else []
 
 
 class PagedAttention:

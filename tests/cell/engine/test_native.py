@@ -200,6 +200,24 @@ async def test_an_engine_without_regions_hands_nothing_over(native: Any) -> None
         await second.import_kv(await first.export_kv("s"))
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
+async def test_a_version_that_is_broken_spoils_no_later_one(native: Any, batch_invariant: bool) -> None:
+    """Its KV is not finite, and stays in blocks that later calls begin to fill."""
+    engine = await native.awake(kv_tokens=64, batch_invariant=batch_invariant)
+    tokens = await generate(engine, new_tokens=40)
+    broken = copy.deepcopy(native.reference())
+    for projection in (broken.model.layers[0].self_attn.k_proj, broken.model.layers[0].self_attn.v_proj):
+        projection.weight.data.fill_(float("nan"))
+    await engine.update(ModelWeights(1, broken, bool))
+    long = GenerateRequest(
+        call="long", session="s", prompt_ids=(1,) * 60, prompt_tokens=60, sampling=SamplingParams()
+    )
+    with pytest.raises(EngineFault, match="not finite under version 1"):
+        [chunk async for chunk in engine.generate(long)]
+    await engine.update(native.weights(0, version=2))
+    assert await generate(engine, new_tokens=40) == tokens
+
+
 async def test_close_ends_the_thread_it_made(native: Any) -> None:
     engine = await native.awake()
     thread = engine._lane.run(threading.current_thread).result()
