@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.engine import numbers, pool
 from benchmarks.engine.models import load, smollm2
 from benchmarks.engine.native import Plain, native
 from benchmarks.engine.speed import compared, measured, not_compared, told
 from benchmarks.engine.vllm import vllm
-from benchmarks.engine.work import Decoding, Peer, Prefilling
+from benchmarks.engine.work import Peer, Work
 from benchmarks.process import quiet
 from benchmarks.report import Report
 from gyre.actors import run
@@ -28,11 +29,9 @@ GPU_BATCHES = (1, 32, 128)
 async def on_cpu(report: Report, dtype: str, rounds: int, python: Path | None) -> None:
     """Speed and memory with weights of `dtype`; the gates are on bfloat16."""
     folder, device = smollm2(), torch.device("cpu")
-    new_tokens = 16 if rounds > 1 else 2
-    figures: dict[str, Decoding | Prefilling] = {
-        f"decode_{batch}": Decoding(batch, 64, new_tokens) for batch in BATCHES
-    }
-    figures["prefill"] = Prefilling(768)
+    new_tokens = 16 if rounds > 1 else 3
+    works = {f"decode_{batch}": Work(batch, 64, new_tokens) for batch in BATCHES}
+    works["prefill"] = Work(1, 768, 1)
     decodes = [("decode_8", 1.0), ("decode_16", 2.0)]
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(native("native", load(folder, dtype, device)))
@@ -40,19 +39,19 @@ async def on_cpu(report: Report, dtype: str, rounds: int, python: Path | None) -
             native("invariant", load(folder, dtype, device), batch_invariant=True)
         )
         peers: list[Peer] = [engine, invariant, Plain(load(folder, dtype, device))]
-        other = await stack.enter_async_context(vllm(python, folder, dtype))
+        other = await stack.enter_async_context(vllm(python, folder, dtype, torch.get_num_threads()))
         if not isinstance(other, str):
             peers.append(other)
-        found = await measured(peers, figures, rounds)
+        found = await measured(peers, works, rounds)
         told(report, dtype, found)
         if dtype == "bfloat16":
-            compared(report, dtype, found, "transformers", [*decodes, ("prefill", 0.9)])
+            compared(report, dtype, found, ("native", "transformers"), [*decodes, ("prefill", 0.9)])
             limits = [("decode_8", 0.6), ("decode_16", 0.6)]
             if isinstance(other, str):
-                not_compared(report, dtype, "vllm", limits, other)
+                not_compared(report, dtype, ("native", "vllm"), limits, other)
             else:
-                compared(report, dtype, found, "vllm", limits)
-            compared(report, dtype, found, "native", [(name, 0.5) for name in figures], of="invariant")
+                compared(report, dtype, found, ("native", "vllm"), limits)
+            compared(report, dtype, found, ("invariant", "native"), [(name, 0.5) for name in works])
             await pool.prefix(report, dtype, engine, rounds)
             await pool.overhead(report, engine)
 
@@ -74,15 +73,13 @@ async def logprobs(report: Report, calls: int) -> None:
 async def on_cuda(report: Report, rounds: int) -> None:
     """A random model of 1.7 billion weights in the shape of Qwen3, in bfloat16."""
     device = torch.device("cuda")
-    figures: dict[str, Decoding | Prefilling] = {
-        f"decode_{batch}": Decoding(batch, 64, 128) for batch in GPU_BATCHES
-    }
-    figures["prefill"] = Prefilling(8192)
+    works = {f"decode_{batch}": Work(batch, 64, 128) for batch in GPU_BATCHES}
+    works["prefill"] = Work(1, 8192, 1)
     options = {"window_tokens": 16384, "kv_tokens": 131072, "max_batch": 128}
     async with native("native", load(None, "bfloat16", device), **options) as engine:
-        told(report, "cuda", await measured([engine], figures, rounds))
+        told(report, "cuda", await measured([engine], works, rounds))
     async with native("invariant", load(None, "bfloat16", device), batch_invariant=True, **options) as engine:
-        told(report, "cuda", await measured([engine], figures, 1))
+        told(report, "cuda", await measured([engine], works, 1))
 
 
 async def measure(
@@ -117,6 +114,7 @@ def main() -> None:
     if unknown := set(parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}: {', '.join(PARTS)}")
     quiet()
+    disable_progress_bar()
     torch.set_num_threads(options.threads)
     report = Report("engine")
     progress = Console(stderr=True)

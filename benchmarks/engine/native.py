@@ -20,16 +20,20 @@ from gyre.cell.engine.native import NativeEngine
 WINDOW_TOKENS = 2048
 
 
-async def answer(engine: NativeEngine, call: str, ids: Sequence[int], new_tokens: int) -> list[Chunk]:
-    """The chunks of one greedy call that runs to its full length."""
-    request = GenerateRequest(
+def greedy(call: str, ids: Sequence[int], new_tokens: int) -> GenerateRequest:
+    """A call that runs to its full length."""
+    return GenerateRequest(
         call=call,
         session=call,
         prompt_ids=tuple(ids),
         prompt_tokens=len(ids),
         sampling=SamplingParams(temperature=0.0, max_new_tokens=new_tokens, ignore_eos=True),
     )
-    return [chunk async for chunk in engine.generate(request)]
+
+
+async def answer(engine: NativeEngine, call: str, ids: Sequence[int], new_tokens: int) -> list[Chunk]:
+    """The chunks of a greedy call."""
+    return [chunk async for chunk in engine.generate(greedy(call, ids, new_tokens))]
 
 
 class Native:
@@ -40,13 +44,18 @@ class Native:
         self.engine = engine
         self._draw = random.Random(name)
 
-    async def seconds(self, work: Work) -> float:
-        prompts = work.prompts(self._draw)
+    async def arrivals_s(self, work: Work) -> list[float]:
+        """The last call's, which are the latest."""
         start = perf_counter()
-        await asyncio.gather(
-            *(answer(self.engine, f"c{i}", ids, work.new_tokens) for i, ids in enumerate(prompts))
+        calls = (
+            self._arrivals(f"c{i}", ids, work.new_tokens, start)
+            for i, ids in enumerate(work.prompts(self._draw))
         )
-        return perf_counter() - start
+        return (await asyncio.gather(*calls))[-1]
+
+    async def _arrivals(self, call: str, ids: Sequence[int], new_tokens: int, start: float) -> list[float]:
+        request = greedy(call, ids, new_tokens)
+        return [perf_counter() - start async for chunk in self.engine.generate(request) if chunk.token_ids]
 
 
 @asynccontextmanager
@@ -57,7 +66,7 @@ async def native(name: str, model: PreTrainedModel, **options: Any) -> AsyncIter
         "kv_tokens": 16384,
         "block_tokens": 16,
         "max_batch": 16,
-        "chunk_interval_s": 60.0,
+        "chunk_interval_s": 0.0,
         "eos_token_ids": (),
     }
     engine = NativeEngine(model, **(defaults | options))
@@ -77,22 +86,29 @@ class Plain:
         self._model: Any = model
         self._draw = random.Random(self.name)
 
-    async def seconds(self, work: Work) -> float:
+    async def arrivals_s(self, work: Work) -> list[float]:
         prompts = work.prompts(self._draw)
-        start = perf_counter()
-        await asyncio.to_thread(self._generate, prompts, work.new_tokens)
-        return perf_counter() - start
+        return await asyncio.to_thread(self._generate, prompts, work.new_tokens)
 
     @torch.inference_mode()
-    def _generate(self, prompts: list[tuple[int, ...]], new_tokens: int) -> None:
+    def _generate(self, prompts: list[tuple[int, ...]], new_tokens: int) -> list[float]:
         ids = torch.tensor(prompts, device=self._model.device)
-        out = self._model.generate(
+        arrivals_s: list[float] = []
+        start = perf_counter()
+
+        def arrived(found: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+            # The copy waits for the device.
+            found[:, -1].tolist()
+            arrivals_s.append(perf_counter() - start)
+            return torch.full((len(found),), len(arrivals_s) == new_tokens, device=found.device)
+
+        self._model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            min_new_tokens=new_tokens,
-            max_new_tokens=new_tokens,
+            max_new_tokens=new_tokens + 1,
             do_sample=False,
+            eos_token_id=None,
             pad_token_id=0,
+            stopping_criteria=[arrived],
         )
-        # The copy waits for the device.
-        assert out[:, -new_tokens:].tolist()
+        return arrivals_s

@@ -3,57 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 
-from benchmarks.engine.work import Decoding, Peer, Prefilling, Work
+from benchmarks.engine.work import Peer, Work
 from benchmarks.report import Report
-from benchmarks.timing import Segment, rates
 
 Rates = dict[tuple[str, str], float]
 """Tokens a second by (peer, figure)."""
 
 
-async def measured(peers: Sequence[Peer], figures: dict[str, Decoding | Prefilling], rounds: int) -> Rates:
-    """Each figure of each peer, from the best time of each work over the rounds."""
-    works = list(dict.fromkeys(work for figure in figures.values() for work in figure.works))
-    segments = [Segment(_name(peer, work), 1, partial(_once, peer, work)) for work in works for peer in peers]
-    found = await rates(segments, rounds)
-    return {
-        (peer.name, name): figure.tokens_per_s(lambda work, peer=peer: 1 / found[_name(peer, work)])  # type: ignore[misc]
-        for name, figure in figures.items()
-        for peer in peers
-    }
-
-
-async def _once(peer: Peer, work: Work, _: int) -> float:
-    return await peer.seconds(work)
-
-
-def _name(peer: Peer, work: Work) -> str:
-    return f"{peer.name} {work}"
+async def measured(peers: Sequence[Peer], works: dict[str, Work], rounds: int) -> Rates:
+    """Each work of each peer, the best of the rounds."""
+    best: Rates = {}
+    for _ in range(rounds):
+        for name, work in works.items():
+            for peer in peers:
+                rate = work.tokens_per_s(await peer.arrivals_s(work))
+                best[peer.name, name] = max(best.get((peer.name, name), 0.0), rate)
+    return best
 
 
 def told(report: Report, part: str, found: Rates) -> None:
-    for (peer, figure), value in found.items():
-        report.figure(f"{part}.{figure}.{peer}_tokens_per_s", value)
+    for (peer, name), value in found.items():
+        report.figure(f"{part}.{name}.{peer}_tokens_per_s", value)
 
 
 def compared(
-    report: Report,
-    part: str,
-    found: Rates,
-    peer: str,
-    limits: Iterable[tuple[str, float]],
-    of: str = "native",
+    report: Report, part: str, found: Rates, pair: tuple[str, str], limits: Iterable[tuple[str, float]]
 ) -> None:
-    """A gate for each figure: the rate of `of` to the peer's."""
-    for figure, limit in limits:
-        gate = f"{part}.{figure}_{of}_to_{peer}_ratio"
-        report.at_least(gate, found[of, figure] / found[peer, figure], limit)
+    """A gate for each work: the rate of the first of the pair to the other's."""
+    for name, limit in limits:
+        ratio = found[pair[0], name] / found[pair[1], name]
+        report.at_least(f"{part}.{name}.{pair[0]}_to_{pair[1]}_ratio", ratio, limit)
 
 
 def not_compared(
-    report: Report, part: str, peer: str, limits: Iterable[tuple[str, float]], reason: str
+    report: Report, part: str, pair: tuple[str, str], limits: Iterable[tuple[str, float]], reason: str
 ) -> None:
-    for figure, limit in limits:
-        report.unmet(f"{part}.{figure}_native_to_{peer}_ratio", ">=", limit, reason)
+    for name, limit in limits:
+        report.unmet(f"{part}.{name}.{pair[0]}_to_{pair[1]}_ratio", ">=", limit, reason)

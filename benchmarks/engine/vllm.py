@@ -24,20 +24,20 @@ class Vllm:
     def __init__(self, process: Companion) -> None:
         self._process = process
 
-    async def seconds(self, work: Work) -> float:
+    async def arrivals_s(self, work: Work) -> list[float]:
         asked = (work.batch, work.prompt_tokens, work.new_tokens, FIRST_ID, LAST_ID)
         answer = await self._process.ask(" ".join(map(str, asked)))
-        assert answer["tokens"] == work.batch * work.new_tokens
-        seconds: float = answer["seconds"]
-        return seconds
+        arrivals_s: list[float] = answer["arrivals_s"]
+        assert len(arrivals_s) == work.new_tokens
+        return arrivals_s
 
 
 @asynccontextmanager
-async def vllm(python: Path | None, folder: Path, dtype: str) -> AsyncIterator[Vllm | str]:
+async def vllm(python: Path | None, folder: Path, dtype: str, threads: int) -> AsyncIterator[Vllm | str]:
     """The peer, or the reason that there is none."""
     if python is None:
         yield f"no --vllm-python: {INSTALL}"
         return
-    arguments = (str(folder), dtype, str(WINDOW_TOKENS))
+    arguments = (str(folder), dtype, str(WINDOW_TOKENS), str(threads))
     async with companion("benchmarks.engine.vllm_peer", *arguments, python=str(python)) as process:
         yield Vllm(process)

@@ -1,4 +1,5 @@
-"""vLLM on CPU as a peer. Runs in the environment it is installed in: `vllm_peer FOLDER DTYPE WINDOW`."""
+"""vLLM on CPU as a peer. Runs in the environment it is installed in: `vllm_peer FOLDER DTYPE WINDOW
+THREADS`."""
 
 from __future__ import annotations
 
@@ -12,13 +13,14 @@ from typing import Any
 
 
 def main() -> None:
-    folder, dtype, window_tokens = sys.argv[1:]
+    folder, dtype, window_tokens, threads = sys.argv[1:]
     os.environ.update(
         {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": threads,
         }
     )
     # vLLM writes to standard output, which is ours for answers.
@@ -49,9 +51,16 @@ def main() -> None:
         ]
         greedy = vllm.SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
         start = perf_counter()
-        outputs = engine.generate(prompts, greedy, use_tqdm=False)
-        seconds = perf_counter() - start
-        tell({"seconds": seconds, "tokens": sum(len(out.outputs[0].token_ids) for out in outputs)})
+        for number, prompt in enumerate(prompts):
+            engine.llm_engine.add_request(str(number), prompt, greedy)
+        tokens = [0] * batch
+        arrivals_s: list[float] = []
+        while engine.llm_engine.has_unfinished_requests():
+            for out in engine.llm_engine.step():
+                tokens[int(out.request_id)] = len(out.outputs[0].token_ids)
+            if min(tokens) > len(arrivals_s):
+                arrivals_s.append(perf_counter() - start)
+        tell({"arrivals_s": arrivals_s})
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Protocol
 
 # Below the special tokens of no model, above those of many.
@@ -13,7 +15,8 @@ FIRST_ID, LAST_ID = 1000, 30000
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`batch` calls at once, each with a prompt nobody has seen, `new_tokens` for each."""
+    """`batch` calls at once, each with a prompt nobody has seen, `new_tokens` for each. What counts is the
+    prompt's own time if there is one new token, else the tokens that follow the first ones."""
 
     batch: int
     prompt_tokens: int
@@ -25,46 +28,19 @@ class Work:
             for _ in range(self.batch)
         ]
 
+    def tokens_per_s(self, arrivals_s: Sequence[float]) -> float:
+        """`arrivals_s`: since the start, when each step had brought one more token to every call. Decode is
+        judged by its middle step: on a busy machine some steps wait for others' work."""
+        if self.new_tokens == 1:
+            return self.batch * self.prompt_tokens / arrivals_s[0]
+        steps = [after - before for before, after in pairwise(arrivals_s)]
+        return self.batch / median(steps)
+
 
 class Peer(Protocol):
     """Something that answers prompts, greedily."""
 
     name: str
 
-    async def seconds(self, work: Work) -> float:
-        """How long it takes until the last token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """The rate at which tokens follow the first ones: the difference of two answers' lengths."""
-
-    batch: int
-    prompt_tokens: int
-    new_tokens: int
-
-    @property
-    def works(self) -> tuple[Work, Work]:
-        return (
-            Work(self.batch, self.prompt_tokens, self.new_tokens + 1),
-            Work(self.batch, self.prompt_tokens, 1),
-        )
-
-    def tokens_per_s(self, seconds: Callable[[Work], float]) -> float:
-        long, short = self.works
-        # On a busy machine the shorter work can have been the slower one.
-        return self.batch * self.new_tokens / max(seconds(long) - seconds(short), 1e-9)
-
-
-@dataclass(frozen=True, slots=True)
-class Prefilling:
-    """The rate at which one long prompt is read."""
-
-    prompt_tokens: int
-
-    @property
-    def works(self) -> tuple[Work, ...]:
-        return (Work(1, self.prompt_tokens, 1),)
-
-    def tokens_per_s(self, seconds: Callable[[Work], float]) -> float:
-        return self.prompt_tokens / seconds(self.works[0])
+    async def arrivals_s(self, work: Work) -> list[float]:
+        """When each token came, as `Work.tokens_per_s` takes it."""
