@@ -16,6 +16,9 @@ from gyre.rdma import Backend
 
 R = TypeVar("R")
 
+# A pass of a GPU is short even with so many tokens, and faster for them.
+_STEP_TOKENS = {"cuda": 8192}
+
 
 class NativeEngine(DrivenEngine):
     """A `DrivenEngine` over `model`, which the trainer of the cell may use while the engine sleeps.
@@ -31,7 +34,7 @@ class NativeEngine(DrivenEngine):
         max_batch: int,
         chunk_interval_s: float,
         eos_token_ids: tuple[int, ...],
-        step_tokens: int = 512,
+        step_tokens: int | None = None,
         batch_invariant: bool = False,
         device_thread: ThreadPoolExecutor | None = None,
         regions: Backend | None = None,
@@ -48,7 +51,7 @@ class NativeEngine(DrivenEngine):
             max_batch=max_batch,
             chunk_interval_s=chunk_interval_s,
             eos_token_ids=eos_token_ids,
-            step_tokens=step_tokens,
+            step_tokens=step_tokens or _STEP_TOKENS.get(model.device.type, 512),
             regions=regions,
         )
 

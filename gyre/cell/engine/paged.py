@@ -53,7 +53,10 @@ class PagedKv:
         self.rows.index_copy_(0, indices[0], keys)
         self.rows.index_copy_(0, indices[1], values)
 
-    def clear(self, blocks: Sequence[int]) -> None:
+    def clear_begun(self, spans: Sequence[Span]) -> None:
+        """Before a pass over them: whoever had a block that is only begun now may have left numbers in it
+        that are not finite."""
+        blocks = [block for span in spans for block in _begun(span, self.block_tokens)]
         if blocks:
             self.data.index_fill_(0, torch.tensor(blocks, device=self.data.device), 0)
 
@@ -109,8 +112,7 @@ class PagedPass:
             slots.extend([table[at // size] * size + at % size for at in where])
             if span.samples:
                 last.append(len(ids) - 1)
-        # Whoever had a block that is only begun now may have left numbers there that are not finite.
-        kv.clear([block for span in spans for block in _begun(span, size)])
+        kv.clear_begun(spans)
         packed = torch.tensor((ids, positions, slots), device=device)
         self.input_ids, self.positions = packed[0], packed[1]
         self.last = torch.tensor(last, dtype=torch.long, device=device)
@@ -147,18 +149,47 @@ def _begun(span: Span, size: int) -> list[int]:
     return [span.sequence.table[end // size]] if end % size and end - end % size >= span.start else []
 
 
+class BatchAttention:
+    """Attention of one token of each of several sequences, over the blocks `tables` [batch, width] up to its
+    position."""
+
+    def __init__(self, kv: PagedKv, tables: torch.Tensor, positions: torch.Tensor) -> None:
+        self._kv = kv
+        self._read = kv.extent_indices(tables)
+        keys = torch.arange(tables.shape[1] * kv.block_tokens, device=positions.device)
+        mask = torch.zeros((len(tables), len(keys)), dtype=kv.compute_dtype, device=positions.device)
+        self._mask = mask.masked_fill_(keys > positions[:, None], float("-inf"))[:, None, None]
+
+    def __call__(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """[batch, heads, head_dim]."""
+        keys, values = self._kv.gather(self._read[layer], len(query))
+        return attend_grouped(query[:, None], keys, values, self._mask)[:, 0]
+
+
+def attend_grouped(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Of queries [batch, tokens, heads, head_dim] over [batch, kv_heads, keys, head_dim], with a mask over
+    [tokens * group, keys]: query heads that share a key head stand beside each other as its queries, so that
+    keys are read once for all."""
+    batch, tokens, heads, head_dim = query.shape
+    grouped = query.reshape(batch, tokens, keys.shape[1], -1, head_dim).transpose(1, 2)
+    grouped = grouped.reshape(batch, keys.shape[1], -1, head_dim).to(keys.dtype)
+    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+    out = out.view(batch, keys.shape[1], tokens, -1, head_dim).transpose(1, 2)
+    return out.reshape(batch, tokens, heads, head_dim).to(query.dtype)
+
+
 class PagedAttention:
     """Attends in a pass by SDPA: the single tokens as one batch padded to the longest, each longer span by
     itself. A longer span without a prefix reads its own keys, else all of them from the pool."""
 
-    def __init__(self, step: PagedPass) -> None:
+    def __init__(self, step: PagedPass, heads: int) -> None:
         self._step = step
-        kv = step.kv
+        self._group = heads // step.kv.data.shape[4]
         if step.singles:
-            tables = step.tables()
-            self._read = kv.extent_indices(tables)
-            self._mask = self._batch_mask(tables.shape[1] * kv.block_tokens)
-        self._prompts = [(prompt, *self._prefix(prompt)) for prompt in step.prompts]
+            self._batch = BatchAttention(step.kv, step.tables(), step.positions[: step.singles])
+        self._prompts = [(prompt, self._prefix(prompt)) for prompt in step.prompts]
 
     def __call__(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -168,26 +199,24 @@ class PagedAttention:
         parts: list[torch.Tensor] = []
         if self._step.singles:
             parts.append(self._batch(layer, query[: self._step.singles]))
-        for prompt, extents, mask in self._prompts:
+        for prompt, prefix in self._prompts:
             rows = slice(prompt.start, prompt.stop)
-            parts.append(
-                self._own(query[rows], key[rows], value[rows])
-                if extents is None
-                else self._prefixed(query[rows], prompt, extents[layer], mask)
-            )
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(query.dtype)
+            if prefix is None:
+                parts.append(self._own(query[rows], key[rows], value[rows]))
+            else:
+                keys, values = self._step.kv.gather(prefix[0][layer], 1)
+                length = prompt.length_tokens
+                parts.append(
+                    attend_grouped(query[None, rows], keys[:, :, :length], values[:, :, :length], prefix[1])[
+                        0
+                    ]
+                )
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _batch_mask(self, width: int) -> torch.Tensor:
-        step = self._step
-        device = step.positions.device
-        positions = step.positions[: step.singles, None]
-        mask = torch.zeros((step.singles, width), dtype=step.kv.compute_dtype, device=device)
-        mask.masked_fill_(torch.arange(width, device=device) > positions, float("-inf"))
-        return mask[:, None, None]
-
-    def _prefix(self, prompt: Prompt) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _prefix(self, prompt: Prompt) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The extents to read, and the mask."""
         if not prompt.position:
-            return None, None
+            return None
         kv = self._step.kv
         mask = torch.full(
             (prompt.count, prompt.length_tokens),
@@ -195,28 +224,10 @@ class PagedAttention:
             dtype=kv.compute_dtype,
             device=kv.data.device,
         ).triu_(prompt.position + 1)
-        return kv.extent_indices(prompt.blocks), mask
-
-    def _batch(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        keys, values = self._step.kv.gather(self._read[layer], self._step.singles)
-        # Query heads that share a key head stand in the place of query tokens: keys are read once for all.
-        grouped = query.reshape(len(query), keys.shape[1], -1, keys.shape[3]).to(keys.dtype)
-        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask)
-        return out.reshape(query.shape)
+        return kv.extent_indices(prompt.blocks), mask.repeat_interleave(self._group, dim=0)
 
     def _own(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         dtype = self._step.kv.compute_dtype
         q, k, v = (part.transpose(0, 1)[None].to(dtype) for part in (query, key, value))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        return out[0].transpose(0, 1)
-
-    def _prefixed(
-        self, query: torch.Tensor, prompt: Prompt, extents: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        keys, values = self._step.kv.gather(extents, 1)
-        keys, values = keys[:, :, : prompt.length_tokens], values[:, :, : prompt.length_tokens]
-        q = query.transpose(0, 1)[None].to(keys.dtype)
-        out = F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != keys.shape[1]
-        )
-        return out[0].transpose(0, 1)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self._group > 1)
+        return out[0].transpose(0, 1).to(query.dtype)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from gyre.cell.engine import kv_bytes, memory, sampling
 from gyre.cell.engine.base import KvLayout, Weights
 from gyre.cell.engine.decoder import Attend, Decoder
+from gyre.cell.engine.graphs import DecodeGraphs
 from gyre.cell.engine.invariant import InvariantAttention, InvariantLinear, InvariantScores, steady_silu
 from gyre.cell.engine.linear import pick_linear
 from gyre.cell.engine.paged import PagedAttention, PagedKv, PagedPass
@@ -42,6 +43,7 @@ class Runner:
         self._blocks = blocks
         self._block_tokens = block_tokens
         self._kv: PagedKv | None = None
+        self._graphs: DecodeGraphs | None = None
         self._model_key = kv_bytes.model_key(model.config)
 
     @property
@@ -77,8 +79,11 @@ class Runner:
                 self._model.dtype,
                 self._model.device,
             )
+            if self._steady is None and self._model.device.type == "cuda":
+                self._graphs = DecodeGraphs(decoder, self._kv)
 
     def release_kv(self) -> None:
+        self._graphs = None
         self._kv = None
 
     def release_weights(self) -> None:
@@ -100,20 +105,23 @@ class Runner:
     @torch.inference_mode()
     def run(self, spans: Sequence[Span]) -> list[tuple[Span, int, float]]:
         """Computes the spans; for each that ends its sequence: the sampled token, its log-probability."""
+        if self._graphs is not None and all(span.count == 1 and span.samples for span in spans):
+            return self._drawn(spans, self._graphs.logits(spans))
         assert self._kv is not None
         step = PagedPass(self._kv, spans)
         hidden = self._decoder.hidden(step.input_ids, step.positions, self._attention(step))
         drawing = [span for span in step.spans if span.samples]
-        if not drawing:
-            return []
+        return self._drawn(drawing, self._decoder.logits(hidden[step.last])) if drawing else []
+
+    def _drawn(self, spans: Sequence[Span], logits: torch.Tensor) -> list[tuple[Span, int, float]]:
         tokens, logprobs = sampling.sample(
-            self._decoder.logits(hidden[step.last]),
-            [span.sequence.request.sampling for span in drawing],
-            [span.sequence.position for span in drawing],
+            logits,
+            [span.sequence.request.sampling for span in spans],
+            [span.sequence.position for span in spans],
         )
-        return list(zip(drawing, tokens, logprobs, strict=True))
+        return list(zip(spans, tokens, logprobs, strict=True))
 
     def _attention(self, step: PagedPass) -> Attend:
         if self._steady is None:
-            return PagedAttention(step)
+            return PagedAttention(step, self._decoder.heads)
         return InvariantAttention(step, self._scores, self._decoder.heads)

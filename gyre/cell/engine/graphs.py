@@ -1,0 +1,100 @@
+"""Decode passes on a GPU as CUDA graphs: what a pass launches is recorded once, then replayed in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gyre.cell.engine.decoder import Decoder
+from gyre.cell.engine.paged import BatchAttention, PagedKv
+from gyre.cell.engine.scheduler import Span
+
+_LEAST_KEYS = 256
+
+
+@dataclass(slots=True, frozen=True)
+class _Graph:
+    """A recorded `decode`: it reads `inputs` and writes `logits` where they are."""
+
+    inputs: torch.Tensor
+    logits: torch.Tensor
+    graph: torch.cuda.CUDAGraph
+
+
+class DecodeGraphs:
+    """Of a decoder over a pool, one for each size that is asked for: the number of rows, and of the blocks
+    that each reads, is rounded up, so that there are few. Good while weights and pool stay where they are."""
+
+    def __init__(self, decoder: Decoder, kv: PagedKv) -> None:
+        self._decoder = decoder
+        self._kv = kv
+        self._memory = torch.cuda.graph_pool_handle()
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+
+    def logits(self, spans: Sequence[Span]) -> torch.Tensor:
+        """[spans, vocab], valid until the next call. Each span is the one last token of its sequence."""
+        size = self._kv.block_tokens
+        blocks = max(span.start // size + 1 for span in spans)
+        shape = (padded_rows(len(spans)), padded_blocks(blocks, size))
+        host = pack(spans, self._kv, *shape)
+        self._kv.clear_begun(spans)
+        found = self._graphs.get(shape)
+        if found is None:
+            found = self._graphs[shape] = self._record(host)
+        found.inputs.copy_(host.pin_memory(), non_blocking=True)
+        found.graph.replay()
+        return found.logits[: len(spans)]
+
+    def _record(self, host: torch.Tensor) -> _Graph:
+        inputs = host.to(self._kv.data.device)
+        # The first run is not recorded: libraries take memory for themselves in it.
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            decode(self._decoder, self._kv, inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            logits = decode(self._decoder, self._kv, inputs)
+        return _Graph(inputs, logits, graph)
+
+
+def decode(decoder: Decoder, kv: PagedKv, inputs: torch.Tensor) -> torch.Tensor:
+    """Logits [rows, vocab] of one token a row. `inputs` [3 + blocks, rows]: token, position, slot in the
+    pool, and the blocks up to it."""
+    ids, positions, slots = inputs[0], inputs[1], inputs[2]
+    rows = kv.row_indices(slots)
+    batch = BatchAttention(kv, inputs[3:].t(), positions)
+
+    def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        kv.write(rows[layer], key, value)
+        return batch(layer, query)
+
+    return decoder.logits(decoder.hidden(ids, positions, attend))
+
+
+def padded_rows(rows: int) -> int:
+    """The next of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128 ..."""
+    power = 1 << (rows - 1).bit_length()
+    return power * 3 // 4 if power >= 32 and rows <= power * 3 // 4 else power
+
+
+def padded_blocks(blocks: int, block_tokens: int) -> int:
+    """The next power of two, of 256 tokens at least."""
+    return 1 << (max(blocks, -(-_LEAST_KEYS // block_tokens)) - 1).bit_length()
+
+
+def pack(spans: Sequence[Span], kv: PagedKv, rows: int, blocks: int) -> torch.Tensor:
+    """Inputs of `decode`, on the host. Rows that pad do what the first one does: they write the same numbers
+    to the same place, and no other place is touched."""
+    size = kv.block_tokens
+    lines = []
+    for span in spans:
+        sequence, at = span.sequence, span.start
+        table = sequence.table[: at // size + 1]
+        slot = table[-1] * size + at % size
+        lines.append([sequence.tokens[at], at, slot, *table, *([kv.padding_block] * (blocks - len(table)))])
+    lines.extend([lines[0]] * (rows - len(lines)))
+    return torch.tensor(lines).t().contiguous()

@@ -1,0 +1,69 @@
+"""What a CUDA graph records, computed here without one; the graphs themselves want a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gyre.cell.engine.graphs import DecodeGraphs, decode, pack, padded_blocks, padded_rows
+from gyre.cell.engine.paged import PagedAttention, PagedPass
+from gyre.cell.engine.runner import Runner
+from gyre.cell.engine.scheduler import Span
+from tests.cell.engine.conftest import ModelWeights, reference_model, tiny_model
+from tests.cell.engine.test_invariant import call
+
+
+def awake(device: str = "cpu") -> Runner:
+    runner = Runner(tiny_model("qwen3", 1).to(device), 40, 8, 256)
+    runner.take_weights(ModelWeights(0, reference_model("qwen3", 0), bool))
+    runner.take_kv()
+    return runner
+
+
+def spans(runner: Runner) -> list[Span]:
+    """The last tokens of three sequences whose prompts are in the pool."""
+    found = []
+    blocks = iter(range(40))
+    for number, length in enumerate((5, 16, 30)):
+        one = call(number, range(number, number + length), length, 20)
+        one.table = [next(blocks) for _ in range(length // 8 + 1)]
+        runner.run([Span(one, 0, length - 1)])
+        found.append(Span(one, length - 1, 1))
+    return found
+
+
+def test_rows_and_blocks_are_rounded_up() -> None:
+    assert [padded_rows(n) for n in (1, 2, 3, 9, 16, 17, 25, 33, 49, 65, 100, 128)] == [
+        1, 2, 4, 16, 16, 24, 32, 48, 64, 96, 128, 128,
+    ]  # fmt: skip
+    assert [padded_blocks(n, 16) for n in (1, 16, 17, 33)] == [16, 16, 32, 64]
+
+
+@torch.inference_mode()
+def test_a_padded_decode_is_the_pass_itself() -> None:
+    runner = awake()
+    asked = spans(runner)
+    kv, decoder = runner._kv, runner._decoder
+    assert kv is not None
+    step = PagedPass(kv, asked)
+    want = decoder.logits(decoder.hidden(step.input_ids, step.positions, PagedAttention(step, decoder.heads)))
+    before = kv.data.clone()
+    got = decode(decoder, kv, pack(asked, kv, 4, 32))
+    assert torch.allclose(got[:3], want, atol=1e-5)
+    assert torch.allclose(kv.data, before, atol=1e-6)
+    assert not kv.data[kv.padding_block].any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU")
+@torch.inference_mode()
+def test_a_graph_computes_what_was_recorded() -> None:
+    runner = awake("cuda")
+    asked = spans(runner)
+    kv, decoder = runner._kv, runner._decoder
+    assert kv is not None
+    graphs = DecodeGraphs(decoder, kv)
+    for _ in range(2):
+        want = decode(decoder, kv, pack(asked, kv, 4, 32).cuda())
+        assert torch.allclose(graphs.logits(asked), want[:3], atol=1e-4)
+        for span in asked:
+            span.sequence.tokens[-1] += 1
