@@ -9,6 +9,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -241,7 +242,7 @@ def _copied(weights: Weights, device: torch.device) -> dict[str, Tensor]:
 
 def _handles(tensors: dict[str, Tensor]) -> str:
     """What SGLang unpickles: handles of CUDA memory, not the weights."""
-    from torch.multiprocessing.reductions import ForkingPickler  # type: ignore[attr-defined]
+    import torch.multiprocessing  # noqa: F401  It teaches the pickler about tensors.
 
     buffer = io.BytesIO()
     ForkingPickler(buffer).dump(list(tensors.items()))
