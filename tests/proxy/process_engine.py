@@ -10,6 +10,7 @@ import msgspec
 
 from gyre.actors import Actor, Ask, handles
 from gyre.cell.engine.base import Chunk
+from gyre.cell.engine.scripted import NoWeights, ScriptedEngine, answers
 from gyre.cell.messages import Abort, Generate
 
 
@@ -27,26 +28,28 @@ class CountingEngine(Actor):
     """Samples `tokens` ids upward from `first_token`, slowly."""
 
     def __init__(self, config: CountingConfig) -> None:
-        self._config = config
+        last = config.first_token + config.tokens - 1
+        self._engine = ScriptedEngine(
+            answers(lambda _: range(config.first_token, last), end=last),
+            vocab=100_000,
+            eos_token_ids=(last,),
+            pass_s=lambda decoding, prompt_tokens: config.seconds_a_token,
+            open_weights=False,
+        )
         self._sampling = asyncio.Event()
+
+    async def started(self) -> None:
+        await self._engine.wake(NoWeights(0))
 
     @handles(Generate)
     async def generate(self, message: Generate) -> AsyncIterator[Chunk]:
-        config, request = self._config, message.request
-        start = len(request.prompt_ids) - request.prompt_tokens
-        for position in range(start, config.tokens):
-            await asyncio.sleep(config.seconds_a_token)
-            yield Chunk(
-                token_ids=(config.first_token + position,),
-                logprobs=(-1.0,),
-                versions=(0,),
-                finish_reason="stop" if position == config.tokens - 1 else None,
-            )
+        async for chunk in self._engine.generate(message.request):
+            yield chunk
             self._sampling.set()
 
-    @handles(Abort)
+    @handles(Abort, concurrent=True)
     async def abort(self, message: Abort) -> None:
-        """This engine only ever dies."""
+        await self._engine.abort(message.call)
 
     @handles(GetPid, concurrent=True)
     async def pid(self, message: GetPid) -> int:

@@ -7,9 +7,10 @@ It lives on the event loop and its clock, also a virtual one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +20,9 @@ from gyre.cell.engine.base import EngineAsleep, EngineFault, EngineMetrics, Gene
 from gyre.cell.engine.driven import DrivenEngine
 from gyre.cell.engine.scheduler import Span
 from gyre.rdma import Backend
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 R = TypeVar("R")
 
@@ -45,6 +49,16 @@ def answers(answer: Callable[[GenerateRequest], Sequence[int]], end: int, logpro
 def at_once(decoding: int, prompt_tokens: int) -> float:
     """Passes take no time."""
     return 0.0
+
+
+class NoWeights:
+    """Weights of a version, and nothing in them: what a script needs to be woken or updated."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def open(self) -> AbstractContextManager[Mapping[str, Tensor]]:
+        return nullcontext({})
 
 
 class ScriptedEngine(DrivenEngine):

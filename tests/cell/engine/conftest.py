@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from gyre.cell.engine import Engine, GenerateRequest, Weights
 from gyre.cell.engine.native import NativeEngine
-from gyre.cell.engine.scripted import ScriptedEngine
+from gyre.cell.engine.scripted import NoWeights, ScriptedEngine
 from gyre.rdma import SharedMemory
 from tests.cell.engine import toy
 from tests.cell.engine.calls import VOCAB
@@ -163,17 +163,16 @@ class NativeCase:
             await engine.close()
 
 
-class NamedWeights:
-    """Weights that hold nothing: a script knows them by their version."""
+class WatchedWeights(NoWeights):
+    """`before` is called when they are opened."""
 
     def __init__(self, version: int, before: Callable[[], object]) -> None:
-        self.version = version
+        super().__init__(version)
         self._before = before
 
-    @contextmanager
-    def open(self) -> Iterator[Mapping[str, torch.Tensor]]:
+    def open(self) -> AbstractContextManager[Mapping[str, torch.Tensor]]:
         self._before()
-        yield {}
+        return super().open()
 
 
 class ScriptedCase:
@@ -201,8 +200,8 @@ class ScriptedCase:
 
     def weights(
         self, seed: int, *, version: int | None = None, before: Callable[[], object] = bool
-    ) -> NamedWeights:
-        named = NamedWeights(seed if version is None else version, before)
+    ) -> WatchedWeights:
+        named = WatchedWeights(seed if version is None else version, before)
         self._seeds[named.version] = seed
         return named
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from gyre.cell.engine import EngineFault, GenerateRequest, SamplingParams
-from gyre.cell.engine.scripted import ScriptedEngine, answers
+from gyre.cell.engine.scripted import NoWeights, ScriptedEngine, answers
 from tests.cell.engine import toy
 from tests.cell.engine.calls import VOCAB, chunks_of, generate, prompt, request, until
-from tests.cell.engine.conftest import NamedWeights, ScriptedCase
+from tests.cell.engine.conftest import ScriptedCase
 from tests.cell.engine.virtual import VirtualLoop
 
 R = TypeVar("R")
@@ -32,7 +32,7 @@ def answer(request: GenerateRequest) -> list[int]:
 @asynccontextmanager
 async def awake(sample: Any = None, **options: Any) -> AsyncIterator[ScriptedEngine]:
     engine = ScriptedEngine(sample or answers(answer, END), vocab=VOCAB, eos_token_ids=(END,), **options)
-    await engine.wake(NamedWeights(0, bool))
+    await engine.wake(NoWeights(0))
     yield engine
     await engine.close()
 
@@ -95,7 +95,7 @@ def test_virtual_time_gives_the_same_chunks_at_the_same_times_again() -> None:
             for i in range(5):
                 tasks.create_task(call(engine, str(i), 0.03 * i))
             await asyncio.sleep(0.1)
-            await engine.update(NamedWeights(1, bool))
+            await engine.update(NoWeights(1))
         return seen
 
     first = virtually(run)
@@ -141,7 +141,7 @@ async def test_an_engine_that_is_lost_says_so_and_answers_nothing() -> None:
                 await failing
         await engine.sleep()
         with pytest.raises(EngineFault, match="its server died"):
-            await engine.wake(NamedWeights(1, bool))
+            await engine.wake(NoWeights(1))
         assert engine.version is None
 
 
