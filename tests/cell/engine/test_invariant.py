@@ -25,7 +25,7 @@ from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.scheduler import Scheduler
 from gyre.cell.engine.sequence import Sequence as Call
 from tests.cell.engine.calls import generate, prompt
-from tests.cell.engine.conftest import VOCAB, ModelWeights, reference_model, tiny_model
+from tests.cell.engine.conftest import DEVICE, VOCAB, ModelWeights, reference_model, tiny_model
 
 BLOCK = 8
 Logits = dict[tuple[int, int], torch.Tensor]
@@ -33,7 +33,7 @@ Logits = dict[tuple[int, int], torch.Tensor]
 
 
 def awake(kind: str, dtype: torch.dtype, blocks: int) -> Runner:
-    runner = Runner(tiny_model(kind, 1).to(dtype), blocks, BLOCK, 512, batch_invariant=True)
+    runner = Runner(tiny_model(kind, 1).to(DEVICE, dtype), blocks, BLOCK, 512, batch_invariant=True)
     runner.take_weights(ModelWeights(0, reference_model(kind, 0), bool))
     runner.take_kv()
     return runner
@@ -68,7 +68,7 @@ def computed(runner: Runner, calls: Sequence[Call], blocks: int, max_batch: int,
         scheduler.advance(spans)
         for row, (span, token, logprob) in enumerate(drawn):
             one = span.sequence
-            found[int(one.request.call), len(one.tokens)] = rows[0][row].clone()
+            found[int(one.request.call), len(one.tokens)] = rows[0][row].cpu()
             one.append(token, logprob, 0)
             if one.finish_reason is not None:
                 scheduler.remove(one)
