@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -75,9 +76,14 @@ async def logprobs(report: Report, calls: int) -> None:
 async def on_cuda(report: Report, rounds: int) -> None:
     """A random model of 1.7 billion weights in the shape of Qwen3, in bfloat16."""
     device = torch.device("cuda")
-    works = {f"decode_{batch}": Work(batch, 64, 128) for batch in GPU_BATCHES}
+    works = {f"decode_{batch}": Work(batch, 64, 128, middle=False) for batch in GPU_BATCHES}
     works["prefill"] = Work(1, 8192, 1)
-    options = {"window_tokens": 16384, "kv_tokens": 131072, "max_batch": 128}
+    options: dict[str, Any] = {
+        "window_tokens": 16384,
+        "kv_tokens": 131072,
+        "max_batch": 128,
+        "chunk_interval_s": 0.05,
+    }
     async with native("native", load(None, "bfloat16", device), **options) as engine:
         told(report, "cuda", await measured([engine], works, rounds))
     async with native("invariant", load(None, "bfloat16", device), batch_invariant=True, **options) as engine:

@@ -55,7 +55,10 @@ class Native:
 
     async def _arrivals(self, call: str, ids: Sequence[int], new_tokens: int, start: float) -> list[float]:
         request = greedy(call, ids, new_tokens)
-        return [perf_counter() - start async for chunk in self.engine.generate(request) if chunk.token_ids]
+        arrivals_s: list[float] = []
+        async for chunk in self.engine.generate(request):
+            arrivals_s.extend([perf_counter() - start] * len(chunk.token_ids))
+        return arrivals_s
 
 
 @asynccontextmanager

@@ -16,11 +16,13 @@ FIRST_ID, LAST_ID = 1000, 30000
 @dataclass(frozen=True, slots=True)
 class Work:
     """`batch` calls at once, each with a prompt nobody has seen, `new_tokens` for each. What counts is the
-    prompt's own time if there is one new token, else the tokens that follow the first ones."""
+    prompt's own time if there is one new token, else the tokens that follow the first ones: by the middle
+    step, since on a busy machine some wait for others' work, or by all of them."""
 
     batch: int
     prompt_tokens: int
     new_tokens: int
+    middle: bool = True
 
     def prompts(self, draw: random.Random) -> list[tuple[int, ...]]:
         return [
@@ -29,12 +31,14 @@ class Work:
         ]
 
     def tokens_per_s(self, arrivals_s: Sequence[float]) -> float:
-        """`arrivals_s`: since the start, when each step had brought one more token to every call. Decode is
-        judged by its middle step: on a busy machine some steps wait for others' work."""
+        """`arrivals_s`: since the start, when every call had one token more."""
         if self.new_tokens == 1:
             return self.batch * self.prompt_tokens / arrivals_s[0]
-        steps = [after - before for before, after in pairwise(arrivals_s)]
-        return self.batch / median(steps)
+        if self.middle:
+            return self.batch / median([after - before for before, after in pairwise(arrivals_s)])
+        first, last = arrivals_s[0], arrivals_s[-1]
+        # Tokens that are told together with the first one came before it.
+        return self.batch * sum(at > first for at in arrivals_s) / (last - first)
 
 
 class Peer(Protocol):
