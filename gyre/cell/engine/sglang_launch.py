@@ -70,7 +70,7 @@ def command(
         "--grammar-backend=none",
         # Else it asks for work without a pause, on a core that the cell's trainer needs.
         "--sleep-on-idle",
-        "--log-level=warning",
+        "--log-level=error",
         f"--context-length={served.window_tokens + SPARE_TOKENS}",
         f"--max-total-tokens={served.kv_tokens + 2 * served.block_tokens}",
         f"--page-size={served.block_tokens}",

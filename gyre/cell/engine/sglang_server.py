@@ -26,7 +26,8 @@ TAIL_BYTES = 8192
 TAIL_LINES = 20
 LOOK_EVERY_S = 0.25
 PROBE_TIMEOUT_S = 30.0
-TERMINATE_S = 3.0
+# It has nothing to save, and a server that is asked sleeps for seconds before it goes.
+TERMINATE_S = 1.0
 GONE_TIMEOUT_S = 30.0
 
 
