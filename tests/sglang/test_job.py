@@ -93,7 +93,7 @@ def test_all_executions_and_micro_steps_count_once(job: RunningJob) -> None:
 
 def test_the_cell_of_the_killed_server_came_back_and_takes_part(job: RunningJob) -> None:
     assert [event["incarnation"] for event in job.named("cell_up", cell=1)] == [1, 2]
-    assert any("SGLang server ended with code 137" in e["reason"] for e in job.named("engine_failed", cell=1))
+    assert any("SGLang server ended with code 137" in str(event.get("reason")) for event in job.events)
     assert job.named("role_change", cell=1)
 
 
