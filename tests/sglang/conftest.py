@@ -9,7 +9,7 @@ import os
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def sglang_config(**options: Any) -> SglangConfig:
         "arguments": ("--enable-deterministic-inference", "--schedule-conservativeness=0.01", *ARGUMENTS),
         "environment": {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"},
         "start_timeout_s": START_TIMEOUT_S,
-        "mem_fraction_static": 0.05,
+        "mem_fraction_static": 0.5,
     }
     return SglangConfig(**(defaults | options))
 
@@ -176,11 +176,26 @@ class SglangCase(NativeCase):
 
 
 @pytest.fixture
-async def case(request: pytest.FixtureRequest, shm: Path, pool: Pool) -> AsyncIterator[SglangCase]:
-    made = SglangCase("llama", shm, pool)
+async def case(
+    request: pytest.FixtureRequest, make_case: Callable[..., SglangCase]
+) -> AsyncIterator[SglangCase]:
+    made = make_case("llama")
     skip_what_it_lacks(made, request)
     yield made
-    await made.close()
+
+
+@pytest.fixture
+async def make_case(shm: Path, pool: Pool) -> AsyncIterator[Callable[..., SglangCase]]:
+    """SglangCase, closed when the test is over."""
+    made: list[SglangCase] = []
+
+    def make(kind: str, **options: Any) -> SglangCase:
+        made.append(SglangCase(kind, shm, pool, **options))
+        return made[-1]
+
+    yield make
+    for case in made:
+        await case.close()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,9 +18,11 @@ from tests.cell.engine.calls import VOCAB, chunks_of, generate, joined, prompt, 
 from tests.cell.engine.conftest import ModelWeights
 from tests.sglang.conftest import Pool, SglangCase
 
+MakeCase = Callable[..., SglangCase]
 
-async def test_tied_embeddings_and_norms_of_queries_and_keys(pool: Pool, shm: Path) -> None:
-    case = SglangCase("qwen3", shm, pool)
+
+async def test_tied_embeddings_and_norms_of_queries_and_keys(make_case: MakeCase) -> None:
+    case = make_case("qwen3")
     engine = await case.awake(seed=1)
     sampling = SamplingParams(temperature=0.8, max_new_tokens=40)
     got = await generate(engine, prompt(21), sampling)
@@ -53,8 +55,8 @@ class Bfloat16:
             yield {name: tensor.bfloat16() for name, tensor in tensors.items()}
 
 
-async def test_the_distribution_of_differences_in_bfloat16(pool: Pool, shm: Path) -> None:
-    case = SglangCase("llama", shm, pool)
+async def test_the_distribution_of_differences_in_bfloat16(make_case: MakeCase) -> None:
+    case = make_case("llama")
     engine = case.engine(dtype="bfloat16")
     await engine.wake(Bfloat16(case.weights(0)))
     differences: list[float] = []
@@ -68,7 +70,7 @@ async def test_the_distribution_of_differences_in_bfloat16(pool: Pool, shm: Path
     assert found[0] < 0.05
 
 
-async def test_the_experts_that_a_model_took_are_told(pool: Pool, shm: Path) -> None:
+async def test_the_experts_that_a_model_took_are_told(make_case: MakeCase, pool: Pool) -> None:
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=VOCAB,
@@ -90,7 +92,7 @@ async def test_the_experts_that_a_model_took_are_told(pool: Pool, shm: Path) -> 
     model = Qwen3MoeForCausalLM(config).eval()
     folder = pool.folder("moe")
     model.save_pretrained(folder)
-    case = SglangCase("llama", shm, pool)
+    case = make_case("llama")
     engine = case.engine(model_folder=folder, routed_experts=True)
     await engine.wake(FromFile(0, folder))
     asked = request(prompt(12), SamplingParams(temperature=0.0, max_new_tokens=6))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,8 @@ from tests.cell.engine.calls import chunks_of, generate, joined, prompt, request
 from tests.run.jobs import children
 from tests.sglang.conftest import Pool, SglangCase, sglang_config
 
+MakeCase = Callable[..., SglangCase]
+
 LONG = SamplingParams(temperature=1.0, max_new_tokens=200)
 
 
@@ -23,12 +26,19 @@ def descendants(pid: int) -> list[int]:
     return [found for child in children(pid) for found in (child, *descendants(child))]
 
 
+def keepers() -> set[int]:
+    """Of servers that this process has started."""
+    return {
+        pid for pid in children(os.getpid()) if b"sglang_keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    }
+
+
 def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-async def test_one_that_cannot_start_says_why_and_leaves_nothing(pool: Pool, tmp_path: Path) -> None:
-    case = SglangCase("llama", tmp_path, pool)
+async def test_one_that_cannot_start_says_why_and_leaves_nothing(make_case: MakeCase, tmp_path: Path) -> None:
+    case = make_case("llama")
     served = msgspec.structs.replace(case.served(), model_folder=tmp_path / "nowhere")
     server = SglangServer(served, sglang_config(), tmp_path / "server.log")
     with pytest.raises(EngineFault, match="nowhere"):
@@ -36,16 +46,17 @@ async def test_one_that_cannot_start_says_why_and_leaves_nothing(pool: Pool, tmp
     assert alive([server.pid]) == []
 
 
-async def test_a_server_killed_among_32_streams(pool: Pool, shm: Path) -> None:
+async def test_a_server_killed_among_32_streams(make_case: MakeCase) -> None:
     """Each call is answered, the engine says that it is lost, nothing is left; another takes its place."""
-    case = SglangCase("llama", shm, pool, own=True)
+    case = make_case("llama", own=True)
+    others = keepers()
     engine = await case.awake()
     watching = asyncio.create_task(engine.watch())
     calls = [
         asyncio.create_task(chunks_of(engine, request(prompt(9, i), LONG, call=f"c{i}"))) for i in range(32)
     ]
     await until(engine, lambda metrics: metrics.generated_tokens >= 64)
-    (keeper,) = [pid for pid in children(os.getpid()) if b"sglang_keeper" in _command(pid)]
+    (keeper,) = keepers() - others
     (server,) = children(keeper)
     left = [keeper, *descendants(keeper)]
     assert len(left) >= 3
@@ -63,18 +74,14 @@ async def test_a_server_killed_among_32_streams(pool: Pool, shm: Path) -> None:
 
     again = await case.awake()
     assert joined(await chunks_of(again, request(prompt(9), LONG))).finish_reason == "length"
-    (keeper,) = [pid for pid in children(os.getpid()) if b"sglang_keeper" in _command(pid)]
+    (keeper,) = keepers() - others
     left = [keeper, *descendants(keeper)]
     await again.close()
     assert alive(left) == []
 
 
-def _command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-async def test_fifty_cycles_leave_all_as_it_was(pool: Pool, shm: Path) -> None:
-    case = SglangCase("llama", shm, pool)
+async def test_fifty_cycles_leave_all_as_it_was(make_case: MakeCase, pool: Pool, shm: Path) -> None:
+    case = make_case("llama")
     engine = await case.awake()
     used: list[dict[str, int]] = []
     for cycle in range(50):

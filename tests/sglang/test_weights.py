@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import threading
 import time
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from gyre.cell.engine import EngineFault, SamplingParams
+from gyre.cell.engine import EngineFault, SamplingParams, Weights
 from tests.cell.engine.calls import generate, prompt
-from tests.sglang.conftest import Pool, SglangCase
+from tests.sglang.conftest import SglangCase
+
+MakeCase = Callable[..., SglangCase]
 
 
 @pytest.mark.parametrize("way", ["disk", "distributed"])
-async def test_weights_come_whole_and_leave_nothing(way: str, pool: Pool, shm: Path) -> None:
-    case = SglangCase("llama", shm, pool, weights_by=way)
+async def test_weights_come_whole_and_leave_nothing(way: str, make_case: MakeCase) -> None:
+    case = make_case("llama", weights_by=way)
     engine = await case.awake()
     before: tuple[int, int] | None = None
     took_s: list[float] = []
@@ -35,12 +38,24 @@ async def test_weights_come_whole_and_leave_nothing(way: str, pool: Pool, shm: P
     assert not torch.distributed.is_initialized()
 
 
-async def test_weights_of_another_shape_are_refused_and_the_engine_sleeps(pool: Pool, shm: Path) -> None:
-    case = SglangCase("llama", shm, pool)
+class Cut:
+    """Weights of which one lacks a row."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.version = weights.version
+        self._weights = weights
+
+    @contextmanager
+    def open(self) -> Iterator[Mapping[str, torch.Tensor]]:
+        with self._weights.open() as tensors:
+            yield {name: tensor[:-1] if "embed" in name else tensor for name, tensor in tensors.items()}
+
+
+async def test_weights_of_another_shape_are_refused_and_the_engine_sleeps(make_case: MakeCase) -> None:
+    case = make_case("llama")
     engine = await case.awake()
-    other = SglangCase("qwen3", shm, pool)
     with pytest.raises(EngineFault, match="update_weights_from_disk"):
-        await engine.update(other.weights(1))
+        await engine.update(Cut(case.weights(1)))
     assert engine.version is None
     await engine.wake(case.weights(0))
     assert (await generate(engine, prompt(12))).token_ids == case.greedy(prompt(12), 20)
