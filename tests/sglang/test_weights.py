@@ -51,11 +51,10 @@ class Cut:
             yield {name: tensor[:-1] if "embed" in name else tensor for name, tensor in tensors.items()}
 
 
-async def test_weights_of_another_shape_are_refused_and_the_engine_sleeps(make_case: MakeCase) -> None:
+async def test_weights_of_another_shape_are_a_fault(make_case: MakeCase) -> None:
+    """Of which SGLang dies: it takes them once more for the ones that it had."""
     case = make_case("llama")
     engine = await case.awake()
     with pytest.raises(EngineFault, match="update_weights_from_disk"):
         await engine.update(Cut(case.weights(1)))
     assert engine.version is None
-    await engine.wake(case.weights(0))
-    assert (await generate(engine, prompt(12))).token_ids == case.greedy(prompt(12), 20)

@@ -138,7 +138,8 @@ class SglangEngine:
                     await self._link.take_back("kv_cache", "cuda_graph")
             except BaseException:
                 if self._fault is None:
-                    await self._link.release()
+                    with contextlib.suppress(EngineFault):
+                        await self._link.release()
                 raise
             self._version = weights.version
             self._scraping = self._streams.run(self._scrape())
@@ -158,7 +159,8 @@ class SglangEngine:
                         self._streams.admit(True)
             except BaseException:
                 if self._version is not None and self._fault is None:
-                    await self._fall_asleep(resume=True)
+                    with contextlib.suppress(EngineFault):
+                        await self._fall_asleep(resume=True)
                 raise
 
     async def export_kv(self, session: str) -> KvManifest:
