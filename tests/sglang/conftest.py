@@ -58,7 +58,8 @@ def sglang_config(**options: Any) -> SglangConfig:
         "arguments": ("--enable-deterministic-inference", "--schedule-conservativeness=0.01", *ARGUMENTS),
         "environment": {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"},
         "start_timeout_s": START_TIMEOUT_S,
-        "mem_fraction_static": 0.5,
+        # Several on one GPU; on a CPU it is of what is free, and `kv_tokens` is far less.
+        "mem_fraction_static": 0.05 if DEVICE.type == "cuda" else 0.5,
     }
     return SglangConfig(**(defaults | options))
 
