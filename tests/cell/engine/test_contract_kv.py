@@ -116,7 +116,9 @@ async def test_what_is_there_already_is_kept_and_shared(case: Case) -> None:
         assert await second.import_kv(manifest) == 80
         assert await second.import_kv(manifest) == 80
         assert await first.import_kv(manifest) == 80
-    assert (await generate(second, prompt(64))).cached_tokens == 56
+    got, want = await generate(second, prompt(64)), await generate(first, prompt(64))
+    assert got.cached_tokens == 56
+    assert (got.token_ids, got.logprobs) == (want.token_ids, pytest.approx(want.logprobs, abs=1e-6))
 
 
 async def test_what_does_not_fit_stays_out_and_running_calls_keep_theirs(case: Case) -> None:

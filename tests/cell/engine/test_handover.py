@@ -1,0 +1,110 @@
+"""KV that goes to and fro between two small pools under load. The scripted engine looks at every block that
+it reads, so that one that two sequences write, or that holds other tokens, fails a call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gyre.cell.engine import Chunk, KvUnavailable, SamplingParams
+from gyre.cell.engine.scripted import NoWeights, ScriptedEngine
+from gyre.rdma import SharedMemory
+from tests.cell.engine import toy
+from tests.cell.engine.calls import VOCAB, generate, prompt
+from tests.cell.engine.virtual import VirtualLoop
+
+PASS_S = 0.01
+SESSIONS = "ab"
+
+_engines = st.integers(0, 1)
+_sessions = st.sampled_from(SESSIONS)
+_actions = st.one_of(
+    # Two prompts that many calls share the start of.
+    st.tuples(
+        st.just("call"), _engines, _sessions, st.integers(0, 1), st.integers(1, 60), st.integers(1, 30)
+    ),
+    # With or without a call at the other engine that goes on from there.
+    st.tuples(st.just("hand over"), _engines, _sessions, st.integers(0, 20)),
+    st.tuples(st.just("abort"), _engines),
+    st.tuples(st.just("wait"), st.integers(1, 15)),
+)
+
+
+class Traffic:
+    """Calls at two engines, and what goes between them."""
+
+    def __init__(self, regions: SharedMemory) -> None:
+        self.regions = regions
+        self.engines = [
+            ScriptedEngine(
+                toy.sample,
+                vocab=VOCAB,
+                kv_tokens=96,
+                block_tokens=8,
+                max_batch=3,
+                step_tokens=24,
+                pass_s=lambda decoding, prompt_tokens: PASS_S,
+                open_weights=False,
+                regions=regions,
+            )
+            for _ in range(2)
+        ]
+        self.calls: list[tuple[tuple[int, ...], int, asyncio.Task[Chunk]]] = []
+
+    async def call(self, engine: int, session: str, kind: int, length: int, tokens: int) -> None:
+        self.begin(engine, session, prompt(60, seed=kind)[:length], tokens)
+
+    def begin(self, engine: int, session: str, ids: tuple[int, ...], tokens: int) -> None:
+        sampling = SamplingParams(temperature=0.0, max_new_tokens=tokens)
+        number = len(self.calls)
+        call = generate(self.engines[engine], ids, sampling, call=f"c{number}", session=session)
+        self.calls.append((ids, tokens, asyncio.create_task(call)))
+
+    async def hand_over(self, source: int, session: str, tokens: int) -> None:
+        with contextlib.suppress(KvUnavailable):
+            manifest = await self.engines[source].export_kv(session)
+            try:
+                assert await self.engines[1 - source].import_kv(manifest) <= len(manifest.tokens)
+            finally:
+                for part in manifest.parts:
+                    self.regions.free(part.region)
+            if tokens and len(manifest.tokens) < 95:
+                self.begin(1 - source, session, (*manifest.tokens, 0), tokens)
+
+    async def run(self, actions: list[Any]) -> None:
+        for engine in self.engines:
+            await engine.wake(NoWeights(0))
+        for name, *fields in actions:
+            if name == "call":
+                await self.call(*fields)
+            elif name == "hand over":
+                await self.hand_over(*fields)
+            elif name == "abort":
+                await self.engines[fields[0]].abort_all()
+            else:
+                await asyncio.sleep(PASS_S * fields[0])
+        for ids, tokens, call in self.calls:
+            got = await call
+            assert got.token_ids == toy.greedy(ids, len(got.token_ids), 0)
+            assert len(got.token_ids) == min(tokens, 96 - len(ids)) or got.finish_reason == "abort"
+        for engine in self.engines:
+            assert engine.metrics().kv_blocks_used == 0
+            await engine.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_actions, max_size=16))
+def test_kv_goes_to_and_fro_and_every_call_is_answered_as_if_alone(actions: list[Any]) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="gyre-test-", dir="/dev/shm") as folder,
+        asyncio.Runner(loop_factory=VirtualLoop) as runner,
+    ):
+        regions = SharedMemory(Path(folder) / "regions")
+        runner.run(Traffic(regions).run(actions))
+        assert not any((Path(folder) / "regions").iterdir())
