@@ -34,7 +34,7 @@ async def on_cpu(report: Report, dtype: str, rounds: int, python: Path | None) -
     folder, device = smollm2(), torch.device("cpu")
     new_tokens = 16 if rounds > 1 else 3
     works = {f"decode_{batch}": Work(batch, 64, new_tokens) for batch in BATCHES}
-    works["prefill"] = Work(1, 768, 1)
+    works["prefill"] = Work(1, 512, 1)
     decodes = [("decode_8", 1.0), ("decode_16", 2.0)]
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(native("native", load(folder, dtype, device)))
@@ -97,7 +97,7 @@ async def measure(
     for part in parts:
         console.print(f"{part} ...")
         if part == "logprobs":
-            await logprobs(report, calls=1 if quick else 8)
+            await logprobs(report, calls=1 if quick else 4)
         elif part == "cuda":
             await on_cuda(report, rounds)
         else:

@@ -52,7 +52,7 @@ async def test_ratios_and_figures_are_told_by_name() -> None:
         speed.told(report, "float32", found)
         speed.compared(report, "float32", found, ("other", "native"), [("decode_2", 0.0)])
         await pool.prefix(report, "float32", engine, rounds=1)
-        await pool.overhead(report, engine)
+        await pool.overhead(report, engine, calls=4)
     assert set(report.figures) == {
         "float32.decode_2.native_tokens_per_s",
         "float32.decode_2.other_tokens_per_s",
