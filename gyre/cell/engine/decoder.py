@@ -153,6 +153,10 @@ class Decoder:
                 fused.bias = None
 
     @property
+    def vocab(self) -> int:
+        return self._head.shape[0]
+
+    @property
     def weights(self) -> list[torch.Tensor]:
         """All that is multiplied with, as `attach` found it."""
         return [fused.weight for layer in self._layers for fused in layer.fused] + [self._head]

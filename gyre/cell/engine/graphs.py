@@ -11,7 +11,7 @@ from gyre.cell.engine.decoder import Decoder
 from gyre.cell.engine.paged import BatchAttention, PagedKv
 from gyre.cell.engine.scheduler import Span
 
-_LEAST_KEYS = 256
+_LEAST_KEYS = 64
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,18 +32,26 @@ class DecodeGraphs:
         self._kv = kv
         self._memory = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._outputs: dict[int, torch.Tensor] = {}
+        # Of the pass before; in most passes no sequence begins a block, and its tables hold still.
+        self._packed = torch.empty(0, dtype=torch.long)
+        self._packed_for: tuple[tuple[int, int], list[list[int]]] | None = None
 
     def logits(self, spans: Sequence[Span]) -> torch.Tensor:
         """[spans, vocab], valid until the next call. Each span is the one last token of its sequence."""
         size = self._kv.block_tokens
-        blocks = max(span.start // size + 1 for span in spans)
-        shape = (padded_rows(len(spans)), padded_blocks(blocks, size))
-        host = pack(spans, self._kv, *shape)
+        tables = [span.sequence.table[: span.start // size + 1] for span in spans]
+        shape = (padded_rows(len(spans)), padded_blocks(max(map(len, tables)), size))
         self._kv.clear_begun(spans)
+        if (shape, tables) != self._packed_for:
+            self._packed = pack(spans, self._kv, *shape).pin_memory()
+            self._packed_for = (shape, tables)
+        else:
+            pack_tokens(spans, size, self._packed)
         found = self._graphs.get(shape)
         if found is None:
-            found = self._graphs[shape] = self._record(host)
-        found.inputs.copy_(host.pin_memory(), non_blocking=True)
+            found = self._graphs[shape] = self._record(self._packed)
+        found.inputs.copy_(self._packed, non_blocking=True)
         found.graph.replay()
         return found.logits[: len(spans)]
 
@@ -57,8 +65,15 @@ class DecodeGraphs:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            logits = decode(self._decoder, self._kv, inputs)
+            logits = self._output(host.shape[1]).copy_(decode(self._decoder, self._kv, inputs))
         return _Graph(inputs, logits, graph)
+
+    def _output(self, rows: int) -> torch.Tensor:
+        """One for all graphs of so many rows: logits are large, and read before the next pass."""
+        if rows not in self._outputs:
+            shape = (rows, self._decoder.vocab)
+            self._outputs[rows] = torch.empty(shape, dtype=self._kv.data.dtype, device=self._kv.data.device)
+        return self._outputs[rows]
 
 
 def decode(decoder: Decoder, kv: PagedKv, inputs: torch.Tensor) -> torch.Tensor:
@@ -82,8 +97,10 @@ def padded_rows(rows: int) -> int:
 
 
 def padded_blocks(blocks: int, block_tokens: int) -> int:
-    """The next power of two, of 256 tokens at least."""
-    return 1 << (max(blocks, -(-_LEAST_KEYS // block_tokens)) - 1).bit_length()
+    """The next power of two, or one and a half of one, of 64 tokens at least: what is padded is read too."""
+    least = max(blocks, -(-_LEAST_KEYS // block_tokens))
+    power = 1 << (least - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and least <= power * 3 // 4 else power
 
 
 def pack(spans: Sequence[Span], kv: PagedKv, rows: int, blocks: int) -> torch.Tensor:
@@ -92,9 +109,20 @@ def pack(spans: Sequence[Span], kv: PagedKv, rows: int, blocks: int) -> torch.Te
     size = kv.block_tokens
     lines = []
     for span in spans:
-        sequence, at = span.sequence, span.start
-        table = sequence.table[: at // size + 1]
-        slot = table[-1] * size + at % size
-        lines.append([sequence.tokens[at], at, slot, *table, *([kv.padding_block] * (blocks - len(table)))])
+        table = span.sequence.table[: span.start // size + 1]
+        lines.append([0, 0, 0, *table, *([kv.padding_block] * (blocks - len(table)))])
     lines.extend([lines[0]] * (rows - len(lines)))
-    return torch.tensor(lines).t().contiguous()
+    packed = torch.tensor(lines).t().contiguous()
+    pack_tokens(spans, size, packed)
+    return packed
+
+
+def pack_tokens(spans: Sequence[Span], block_tokens: int, packed: torch.Tensor) -> None:
+    """Writes tokens, positions and slots for sequences whose tables stand in `packed` already."""
+    lines: list[tuple[int, int, int]] = []
+    for span in spans:
+        sequence, at = span.sequence, span.start
+        block = sequence.table[at // block_tokens]
+        lines.append((sequence.tokens[at], at, block * block_tokens + at % block_tokens))
+    lines.extend([lines[0]] * (packed.shape[1] - len(lines)))
+    packed[:3] = torch.tensor(lines).t()

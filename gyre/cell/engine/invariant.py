@@ -29,6 +29,12 @@ class NotInvariant(RuntimeError):
     """This machine adds up in ways that cannot be held fixed."""
 
 
+def check_invariant(dtype: torch.dtype, device: torch.device) -> None:
+    """Raises ValueError for what the mode is not made for."""
+    if device.type == "cuda" and dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"batch_invariant on a GPU wants bfloat16: flash attention does not take {dtype}")
+
+
 class RowCounts:
     """The counts of rows that are computed alike; at first all that may be."""
 
@@ -67,6 +73,7 @@ class InvariantLinear:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.rows = RowCounts()
         self._wide = widens(dtype, device)
+        self._device = device
         # Where reading the weights takes longest, a full tile costs little more than a row.
         self._anchor = 128 if device.type == "cuda" else 16
         self._checked: set[tuple[int, ...]] = set()
@@ -74,7 +81,7 @@ class InvariantLinear:
     def check(self, weights: Iterable[torch.Tensor]) -> None:
         """Finds the counts of rows that agree for weights of these shapes. Raises NotInvariant."""
         for weight in weights:
-            for tile in weight_tiles(weight):
+            for tile in self._tiles(weight):
                 if tuple(tile.shape) not in self._checked:
                     self._checked.add(tuple(tile.shape))
                     self._check(tile)
@@ -87,7 +94,7 @@ class InvariantLinear:
             x = F.pad(x, (0, 0, 0, padding))
         wide = x.float() if self._wide else x
         parts: list[torch.Tensor] = []
-        for tile in weight_tiles(weight):
+        for tile in self._tiles(weight):
             right = (tile.float() if self._wide else tile).t()
             rows = [torch.mm(wide[start:stop], right) for start, stop in cuts]
             parts.append(rows[0] if len(rows) == 1 else torch.cat(rows))
@@ -96,11 +103,14 @@ class InvariantLinear:
             out = out + bias
         return out.to(weight.dtype)
 
+    def _tiles(self, weight: torch.Tensor) -> list[torch.Tensor]:
+        return weight_tiles(weight) if self._device.type == "cpu" else [weight]
+
     def _check(self, tile: torch.Tensor) -> None:
         dtype = torch.float32 if self._wide else tile.dtype
-        numbers = torch.Generator().manual_seed(0)
-        right = torch.randn(tile.shape, generator=numbers).to(tile.device, dtype).t()
-        x = torch.randn((ROWS[-1], tile.shape[1]), generator=numbers).to(tile.device, dtype)
+        numbers = torch.Generator(self._device).manual_seed(0)
+        right = torch.randn(tile.shape, generator=numbers, dtype=dtype, device=self._device).t()
+        x = torch.randn((ROWS[-1], tile.shape[1]), generator=numbers, dtype=dtype, device=self._device)
         self.rows.keep(lambda rows: torch.mm(rows, right), x, self._anchor)
 
 
@@ -123,21 +133,21 @@ class InvariantScores:
         self._head_dim = head_dim
         self._checked = False
 
-    def check(self, device: torch.device) -> None:
+    def check(self) -> None:
         """Finds the counts of rows that agree. Raises NotInvariant."""
         if self._checked:
             return
         numbers = torch.Generator().manual_seed(0)
-        keys = torch.randn((_BATCHES[-1], self.tile_tokens, self._head_dim), generator=numbers).to(device)
+        keys = torch.randn((_BATCHES[-1], self.tile_tokens, self._head_dim), generator=numbers)
         for right in (keys.transpose(1, 2), keys):
-            x = torch.randn((len(keys), _QUERY_ROWS, right.shape[1]), generator=numbers).to(device)
+            x = torch.randn((len(keys), _QUERY_ROWS, right.shape[1]), generator=numbers)
             self.rows.keep(lambda rows, right=right: torch.bmm(rows[None], right[:1])[0], x[0], 16)  # type: ignore[misc]
             for count in self.rows.counts:
                 alone = torch.cat([torch.bmm(x[i : i + 1, :count], right[i : i + 1]) for i in range(len(x))])
                 for batch in _BATCHES:
                     if not torch.equal(torch.bmm(x[:batch, :count], right[:batch]), alone[:batch]):
                         raise NotInvariant("products depend on how many are computed together")
-        _check_exponents(device)
+        _check_exponents()
         self._checked = True
 
     def padded(self, rows: int) -> int:
@@ -166,9 +176,9 @@ class InvariantScores:
         return out / total[..., None]
 
 
-def _check_exponents(device: torch.device) -> None:
+def _check_exponents() -> None:
     """A number has one exponential, wherever it stands."""
-    x = torch.randn(3 * _GRAIN, generator=torch.Generator().manual_seed(0)).to(device)
+    x = torch.randn(3 * _GRAIN, generator=torch.Generator().manual_seed(0))
     want = x.exp()
     for start, stop in ((0, 5), (3, 130), (1, _GRAIN + 9), (7, len(x) - 2)):
         if not torch.equal(x[start:stop].clone().exp_(), want[start:stop]):

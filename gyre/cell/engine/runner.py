@@ -11,8 +11,15 @@ from transformers import PreTrainedModel
 from gyre.cell.engine import kv_bytes, memory, sampling
 from gyre.cell.engine.base import KvLayout, Weights
 from gyre.cell.engine.decoder import Attend, Decoder
+from gyre.cell.engine.flash import FlashAttention
 from gyre.cell.engine.graphs import DecodeGraphs
-from gyre.cell.engine.invariant import InvariantAttention, InvariantLinear, InvariantScores, steady_silu
+from gyre.cell.engine.invariant import (
+    InvariantAttention,
+    InvariantLinear,
+    InvariantScores,
+    check_invariant,
+    steady_silu,
+)
 from gyre.cell.engine.linear import pick_linear
 from gyre.cell.engine.paged import PagedAttention, PagedKv, PagedPass
 from gyre.cell.engine.scheduler import Span
@@ -32,6 +39,8 @@ class Runner:
     ) -> None:
         self._model = model
         dtype, device = model.dtype, model.device
+        if batch_invariant:
+            check_invariant(dtype, device)
         self._steady = InvariantLinear(dtype, device) if batch_invariant else None
         self._decoder = Decoder(
             model,
@@ -62,7 +71,8 @@ class Runner:
         memory.restore_parameters(self._model)
         if self._steady is not None:
             self._steady.check(self._decoder.weights)
-            self._scores.check(self._model.device)
+            if self._model.device.type == "cpu":
+                self._scores.check()
         with weights.open() as tensors:
             for name, parameter in self._model.named_parameters():
                 parameter.copy_(tensors[name])
@@ -124,4 +134,6 @@ class Runner:
     def _attention(self, step: PagedPass) -> Attend:
         if self._steady is None:
             return PagedAttention(step, self._decoder.heads)
+        if self._model.device.type == "cuda":
+            return FlashAttention(step, self._decoder.heads)
         return InvariantAttention(step, self._scores, self._decoder.heads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gyre.cell.engine.graphs import DecodeGraphs, decode, pack, padded_blocks, padded_rows
+from gyre.cell.engine.graphs import DecodeGraphs, decode, pack, pack_tokens, padded_blocks, padded_rows
 from gyre.cell.engine.paged import PagedAttention, PagedPass
 from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.scheduler import Span
@@ -36,7 +36,8 @@ def test_rows_and_blocks_are_rounded_up() -> None:
     assert [padded_rows(n) for n in (1, 2, 3, 9, 16, 17, 25, 33, 49, 65, 100, 128)] == [
         1, 2, 4, 16, 16, 24, 32, 48, 64, 96, 128, 128,
     ]  # fmt: skip
-    assert [padded_blocks(n, 16) for n in (1, 16, 17, 33)] == [16, 16, 32, 64]
+    assert [padded_blocks(n, 16) for n in (1, 4, 5, 7, 16, 17, 25)] == [4, 4, 6, 8, 16, 24, 32]
+    assert [padded_blocks(n, 64) for n in (1, 2, 3, 5)] == [1, 2, 3, 6]
 
 
 @torch.inference_mode()
@@ -52,6 +53,21 @@ def test_a_padded_decode_is_the_pass_itself() -> None:
     assert torch.allclose(got[:3], want, atol=1e-5)
     assert torch.allclose(kv.data, before, atol=1e-6)
     assert not kv.data[kv.padding_block].any()
+
+
+def test_packing_the_tokens_alone_is_packing_all_while_tables_hold_still() -> None:
+    runner = awake()
+    asked = spans(runner)
+    kv = runner._kv
+    assert kv is not None
+    packed = pack(asked, kv, 4, 8)
+    moved = []
+    for span in asked:
+        span.sequence.tokens.append(7)
+        moved.append(Span(span.sequence, span.start + 1, 1) if span.start % 8 != 7 else span)
+    pack_tokens(moved, 8, packed)
+    assert torch.equal(packed, pack(moved, kv, 4, 8))
+    assert packed[0].tolist().count(7) >= 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU")

@@ -18,6 +18,7 @@ from gyre.cell.engine.invariant import (
     InvariantScores,
     NotInvariant,
     RowCounts,
+    check_invariant,
     steady_silu,
 )
 from gyre.cell.engine.native import NativeEngine
@@ -28,6 +29,9 @@ from tests.cell.engine.calls import generate, prompt
 from tests.cell.engine.conftest import DEVICE, VOCAB, ModelWeights, reference_model, tiny_model
 
 BLOCK = 8
+# A GPU's flash attention takes no float32.
+DTYPES = [torch.float32, torch.bfloat16] if DEVICE.type == "cpu" else [torch.bfloat16]
+ON_CPU = pytest.mark.skipif(DEVICE.type != "cpu", reason="the mode wants bfloat16 on a GPU")
 Logits = dict[tuple[int, int], torch.Tensor]
 """Of the token after the first n of a call, by (call, n)."""
 
@@ -87,7 +91,7 @@ def asked(draw: random.Random) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_logits_do_not_depend_on_the_batch_or_on_the_cuts(kind: str, dtype: torch.dtype, seed: int) -> None:
     draw = random.Random(seed)
@@ -115,6 +119,7 @@ def test_logits_do_not_depend_on_the_batch_or_on_the_cuts(kind: str, dtype: torc
         assert all(one.tokens == outputs[int(one.request.call)] for one in again)
 
 
+@ON_CPU
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_logits_are_those_of_transformers(kind: str) -> None:
     runner = awake(kind, torch.float32, 64)
@@ -126,6 +131,7 @@ def test_logits_are_those_of_transformers(kind: str) -> None:
         assert torch.allclose(logits, want[length - 1], atol=3e-4, rtol=1e-4)
 
 
+@ON_CPU
 async def test_an_engine_answers_alike_under_load_and_alone(native: Any) -> None:
     async def answers(engine: NativeEngine, numbers: Sequence[int]) -> list[tuple[Any, ...]]:
         sampling = [SamplingParams(seed=i, max_new_tokens=12, top_p=0.9) for i in numbers]
@@ -140,6 +146,13 @@ async def test_an_engine_answers_alike_under_load_and_alone(native: Any) -> None
     busy = await native.awake(batch_invariant=True, step_tokens=30)
     idle = await native.awake(batch_invariant=True)
     assert await answers(busy, range(6)) == [(await answers(idle, [i]))[0] for i in range(6)]
+
+
+def test_float32_on_a_gpu_is_refused() -> None:
+    with pytest.raises(ValueError, match="bfloat16"):
+        check_invariant(torch.float32, torch.device("cuda"))
+    check_invariant(torch.bfloat16, torch.device("cuda"))
+    check_invariant(torch.float32, torch.device("cpu"))
 
 
 def test_counts_of_rows_that_add_up_otherwise_are_not_used() -> None:
@@ -196,7 +209,7 @@ def test_silu_of_a_row_is_the_same_among_any(width: int, dtype: torch.dtype) -> 
 
 def test_scores_of_a_row_are_the_same_among_any_and_with_more_hidden_tiles() -> None:
     scores = InvariantScores(head_dim=16, block_tokens=8)
-    scores.check(torch.device("cpu"))
+    scores.check()
     tile = scores.tile_tokens
     numbers = torch.Generator().manual_seed(0)
     query = torch.randn(3, 2, 64, 16, generator=numbers)
