@@ -87,7 +87,7 @@ async def test_fifty_cycles_leave_all_as_it_was(make_case: MakeCase, pool: Pool,
     for cycle in range(50):
         await generate(engine, prompt(20, cycle))
         call = asyncio.create_task(chunks_of(engine, request(prompt(9), LONG, call="live")))
-        await until(engine, lambda metrics: metrics.running > 0)
+        await until(engine, lambda metrics, call=call: metrics.running > 0 or call.done())
         await engine.update(case.weights(1, version=2 * cycle + 1))
         await engine.sleep()
         chunk: Chunk = joined(await call)

@@ -152,6 +152,8 @@ class SglangEngine:
                     self._streams.admit(False)
                     # Live calls go back to the queue without their KV, and with what they have sampled.
                     await self._link.pause("retract")
+                    # Tokens of the old weights are told as such before there are new ones.
+                    await self._link.until_paused()
                     await load()
                     self._version = weights.version
                     if not self._streams.held:

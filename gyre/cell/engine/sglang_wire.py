@@ -145,55 +145,59 @@ class Reading:
         return self._piece(event.output_ids, event.meta_info)
 
     def _piece(self, output_ids: list[int], meta: _Meta) -> Piece:
-        # An abort of a waiting call tells its last token once more: what is new is by the count of all.
+        finish = self._finish(meta.finish_reason)
         new = meta.completion_tokens - self.tokens
-        if not 0 <= new <= len(output_ids):
+        # An abort of a waiting call tells its last token once more, behind what was not told yet.
+        if not (0 <= new <= len(output_ids) if finish == "abort" else new == len(output_ids)):
             raise self._fault(
                 f"{len(output_ids)} tokens came, but completion_tokens went from {self.tokens} to"
                 f" {meta.completion_tokens}"
             )
-        ids = output_ids[len(output_ids) - new :]
-        logprobs = self._logprobs(ids, meta)
-        versions = [self._version(meta.weight_version)] * new if new else []
-        self._versions.extend(versions)
+        rows = meta.output_token_logprobs
+        rows = rows[max(len(rows) - new, 0) :] if new else []
+        ids = [row[1] for row in rows]
+        if len(ids) != new or (finish != "abort" and ids != output_ids):
+            raise self._fault(f"output_token_logprobs are of {ids}, output_ids are {output_ids}")
+        versions = self._new_versions(new, meta)
         if self.cached_tokens is None and new:
             self.cached_tokens = meta.cached_tokens
         self.retractions = max(self.retractions, meta.num_retractions)
-        if meta.weight_versions is not None:
-            self._check_spans(meta.weight_versions)
         return Piece(
             token_ids=tuple(ids),
-            logprobs=tuple(logprobs),
+            logprobs=tuple(self._logprob(row[0]) for row in rows),
             versions=tuple(versions),
-            finish_reason=self._finish(meta.finish_reason),
+            finish_reason=finish,
             routed_experts=self._experts(meta.routed_experts),
         )
 
-    def _logprobs(self, ids: list[int], meta: _Meta) -> list[float]:
-        rows = meta.output_token_logprobs[max(len(meta.output_token_logprobs) - len(ids), 0) :] if ids else []
-        if [row[1] for row in rows] != ids:
-            raise self._fault(
-                f"output_token_logprobs are of {[row[1] for row in rows]}, output_ids are {ids}"
-            )
-        logprobs = [row[0] for row in rows]
-        for logprob in logprobs:
-            if logprob is None or not math.isfinite(logprob) or logprob > 1e-3:
-                raise self._fault(f"a log-probability is {logprob}")
-        return [min(logprob, 0.0) for logprob in logprobs if logprob is not None]
+    def _logprob(self, logprob: float | None) -> float:
+        if logprob is None or not math.isfinite(logprob) or logprob > 1e-3:
+            raise self._fault(f"a log-probability is {logprob}")
+        return min(logprob, 0.0)
 
     def _version(self, text: str | None) -> int:
         if text is None or not (text.isascii() and text.isdecimal() and len(text) < 19):
             raise self._fault(f"weight_version is {text!r}, which Gyre has not given it")
         return int(text)
 
-    def _check_spans(self, spans: list[_Span]) -> None:
-        for span in spans:
-            told = self._versions[max(span.start, 0) : max(span.end, 0)]
-            if any(version != self._version(span.version) for version in told):
-                raise self._fault(
-                    f"tokens {span.start} to {span.end} are of weight_version {span.version}, told before as"
-                    f" {told}"
-                )
+    def _new_versions(self, new: int, meta: _Meta) -> list[int]:
+        """Of the tokens that are new. An answer names one version, that of its last token; the last answer
+        has the versions of all tokens."""
+        told = len(self._versions)
+        if meta.weight_versions is None:
+            self._versions += [self._version(meta.weight_version)] * new if new else []
+            return self._versions[told:]
+        spans = [
+            [self._version(s.version)] * max(min(s.end, told + new) - s.start, 0)
+            for s in meta.weight_versions
+        ]
+        known = [version for span in spans for version in span]
+        if known[:told] != self._versions or len(known) != told + new:
+            raise self._fault(
+                f"weight_versions are {known}, told before as {self._versions}, with {new} new ones"
+            )
+        self._versions = known
+        return known[told:]
 
     def _finish(self, finish: _Finish | None) -> FinishReason | None:
         if finish is None:

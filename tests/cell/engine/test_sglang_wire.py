@@ -54,6 +54,16 @@ def test_an_abort_in_the_queue_tells_its_last_token_again() -> None:
     assert (got.token_ids, got.finish_reason) == ((), "abort")
 
 
+def test_an_abort_in_the_queue_comes_with_what_was_not_told_yet() -> None:
+    reading = Reading("c")
+    reading.take(event([5], 1))
+    # The server has put two answers together: the one with 6 and 7, and the abort with 7 once more.
+    whole = [[-6.5, 6, None], [-7.5, 7, None], [-5.5, 5, None], [-6.5, 6, None], [-7.5, 7, None]]
+    body = json.loads(event([6, 7, 7], 3, output_token_logprobs=whole, finish_reason={"type": "abort"}))
+    got = reading.take(json.dumps(body).encode())
+    assert (got.token_ids, got.logprobs, got.finish_reason) == ((6, 7), (-6.5, -7.5), "abort")
+
+
 @pytest.mark.parametrize(
     ("meta", "named"),
     [
