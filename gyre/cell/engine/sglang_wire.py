@@ -187,11 +187,9 @@ class Reading:
         if meta.weight_versions is None:
             self._versions += [self._version(meta.weight_version)] * new if new else []
             return self._versions[told:]
-        spans = [
-            [self._version(s.version)] * max(min(s.end, told + new) - s.start, 0)
-            for s in meta.weight_versions
-        ]
-        known = [version for span in spans for version in span]
+        known: list[int] = []
+        for span in meta.weight_versions:
+            known += [self._version(span.version)] * (min(span.end, told + new) - max(span.start, 0))
         if known[:told] != self._versions or len(known) != told + new:
             raise self._fault(
                 f"weight_versions are {known}, told before as {self._versions}, with {new} new ones"

@@ -44,6 +44,14 @@ def test_pieces_of_a_call() -> None:
     assert (reading.tokens, reading.cached_tokens, reading.retractions) == (3, 8, 1)
 
 
+def test_versions_that_change_after_they_were_told_are_a_fault() -> None:
+    reading = Reading("c")
+    reading.take(event([5], 1))
+    spans = [{"version": "4", "start": 0, "end": 2}]
+    with pytest.raises(EngineFault, match=r"weight_versions are \[4, 4\], told before as \[3\], with 1 new"):
+        reading.take(event([6], 2, weight_versions=spans, finish_reason={"type": "stop"}))
+
+
 def test_an_abort_in_the_queue_tells_its_last_token_again() -> None:
     reading = Reading("c")
     reading.take(event([5, 6], 2))
@@ -76,7 +84,8 @@ def test_an_abort_in_the_queue_comes_with_what_was_not_told_yet() -> None:
         ({"weight_version": None}, "weight_version is None"),
         ({"weight_version": "default"}, "weight_version is 'default'"),
         ({"weight_version": "-1"}, "weight_version is '-1'"),
-        ({"weight_versions": [{"version": "2", "start": 0, "end": 1}]}, "told before as"),
+        ({"weight_versions": []}, "weight_versions are"),
+        ({"weight_versions": [{"version": "2", "start": 1, "end": 1}]}, "weight_versions are"),
         ({"finish_reason": {"type": "abort", "status_code": 503, "message": "full"}}, "503 full"),
         ({"finish_reason": {"type": "odd"}}, "finish_reason is 'odd'"),
         ({"finish_reason": {}}, "not understood"),
