@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 import torch.nn.functional as F
 
-from gyre.cell.engine.linear import weight_tiles, widens
+from gyre.cell.engine.linear import Widener, weight_tiles, widens
 from gyre.cell.engine.paged import PagedKv, PagedPass, Prompt
 
 ROWS = (4, 8, 16, 32, 64, 128, 256, 512)
@@ -72,7 +72,7 @@ class InvariantLinear:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.rows = RowCounts()
-        self._wide = widens(dtype, device)
+        self._widened = Widener() if widens(dtype, device) else None
         self._device = device
         # Where reading the weights takes longest, a full tile costs little more than a row.
         self._anchor = 128 if device.type == "cuda" else 16
@@ -92,10 +92,10 @@ class InvariantLinear:
         padding = cuts[-1][1] - count
         if padding:
             x = F.pad(x, (0, 0, 0, padding))
-        wide = x.float() if self._wide else x
+        wide = x if self._widened is None else x.float()
         parts: list[torch.Tensor] = []
         for tile in self._tiles(weight):
-            right = (tile.float() if self._wide else tile).t()
+            right = (tile if self._widened is None else self._widened(tile)).t()
             rows = [torch.mm(wide[start:stop], right) for start, stop in cuts]
             parts.append(rows[0] if len(rows) == 1 else torch.cat(rows))
         out = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:count]
@@ -107,7 +107,7 @@ class InvariantLinear:
         return weight_tiles(weight) if self._device.type == "cpu" else [weight]
 
     def _check(self, tile: torch.Tensor) -> None:
-        dtype = torch.float32 if self._wide else tile.dtype
+        dtype = tile.dtype if self._widened is None else torch.float32
         numbers = torch.Generator(self._device).manual_seed(0)
         right = torch.randn(tile.shape, generator=numbers, dtype=dtype, device=self._device).t()
         x = torch.randn((ROWS[-1], tile.shape[1]), generator=numbers, dtype=dtype, device=self._device)

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(rows [n, in], weight [out, in], bias [out] or None) -> [n, out] in the weight's dtype."""
 
-_TILE_ELEMENTS = 1 << 21
+_TILE_ELEMENTS = 1 << 20
 _FEW_ROWS = 4
 
 
 def pick_linear(dtype: torch.dtype, device: torch.device) -> Linear:
     """The fastest for weights of that kind."""
     if widens(dtype, device):
-        return widened_linear
+        return WidenedLinear()
     return F.linear
 
 
@@ -30,17 +30,36 @@ def widens(dtype: torch.dtype, device: torch.device) -> bool:
     return not torch.ops.mkldnn._is_mkldnn_fp16_supported()
 
 
-def widened_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """In float32, the weight converted in tiles that fit a cache; the result is rounded once."""
-    if x.shape[0] < _FEW_ROWS:
-        # Bound by reading the weight, which torch does well for so few rows.
-        return F.linear(x, weight, bias)
-    wide = x.float()
-    parts = [torch.mm(wide, tile.float().t()) for tile in weight_tiles(weight)]
-    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-    if bias is not None:
-        out += bias
-    return out.to(weight.dtype)
+class Widener:
+    """Float32 copies of tiles of weights, one after the other in the same memory: new memory for each is asked
+    of the system again and again, which can take as long as the product."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(_TILE_ELEMENTS)
+
+    def __call__(self, tile: torch.Tensor) -> torch.Tensor:
+        """Valid until the next call."""
+        if tile.numel() > self._memory.numel():
+            return tile.float()
+        return self._memory[: tile.numel()].view(tile.shape).copy_(tile)
+
+
+class WidenedLinear:
+    """A `Linear` in float32, the weight converted in tiles that fit a cache; the result is rounded once."""
+
+    def __init__(self) -> None:
+        self._widened = Widener()
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if x.shape[0] < _FEW_ROWS:
+            # Bound by reading the weight, which torch does well for so few rows.
+            return F.linear(x, weight, bias)
+        wide = x.float()
+        parts = [torch.mm(wide, self._widened(tile).t()) for tile in weight_tiles(weight)]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if bias is not None:
+            out += bias
+        return out.to(weight.dtype)
 
 
 def weight_tiles(weight: torch.Tensor) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from gyre.cell.engine.decoder import Decoder, check_model
-from gyre.cell.engine.linear import pick_linear, widened_linear
+from gyre.cell.engine.linear import WidenedLinear, pick_linear
 from gyre.cell.engine.memory import is_released, release_parameters
 
 SMALL: dict[str, Any] = {
@@ -116,7 +116,7 @@ def test_a_widened_product_is_the_exact_one_rounded_once(rows: int, biased: bool
     weight = torch.randn(70, 96, generator=generator).bfloat16()
     bias = torch.randn(70, generator=generator).bfloat16() if biased else None
     exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    got = widened_linear(x, weight, bias)
+    got = WidenedLinear()(x, weight, bias)
     assert got.dtype == torch.bfloat16
     # Half a unit in the last of 8 bits, and a little for sums that lie between two numbers.
     assert torch.allclose(got.double(), exact, rtol=2.0**-7, atol=2e-2)
@@ -128,7 +128,7 @@ def test_a_wide_weight_is_widened_in_tiles(monkeypatch: pytest.MonkeyPatch) -> N
     x = torch.randn(5, 96, generator=generator).bfloat16()
     weight = torch.randn(70, 96, generator=generator).bfloat16()
     whole = torch.mm(x.float(), weight.float().t()).bfloat16()
-    assert torch.allclose(widened_linear(x, weight, None).float(), whole.float(), rtol=2.0**-7, atol=1e-3)
+    assert torch.allclose(WidenedLinear()(x, weight, None).float(), whole.float(), rtol=2.0**-7, atol=1e-3)
 
 
 def test_a_shape_that_is_computed_otherwise_is_refused() -> None:
