@@ -31,8 +31,8 @@ def widens(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 class Widener:
-    """Float32 copies of tiles of weights, one after the other in the same memory: new memory for each is asked
-    of the system again and again, which can take as long as the product."""
+    """Float32 copies of tiles of weights, one after the other in the same memory: to ask the system for new
+    memory each time can take as long as the product."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(_TILE_ELEMENTS)
