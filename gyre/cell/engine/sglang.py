@@ -112,8 +112,11 @@ class SglangEngine:
             if self._version is None or self._streams.held:
                 return
             self._streams.hold(True)
-            await self._link.pause("in_place")
-            await self._link.until_paused()
+            if self._link.requeues:
+                await self._link.pause("in_place")
+                await self._link.until_paused()
+            else:
+                await self._streams.call_back()
 
     async def resume(self) -> None:
         async with self._changing:
@@ -150,10 +153,7 @@ class SglangEngine:
             try:
                 async with self._link.delivery.read(weights) as load:
                     self._streams.admit(False)
-                    # Live calls go back to the queue without their KV, and with what they have sampled.
-                    await self._link.pause("retract")
-                    # Tokens of the old weights are told as such before there are new ones.
-                    await self._link.until_paused()
+                    await self._retract()
                     await load()
                     self._version = weights.version
                     if not self._streams.held:
@@ -201,6 +201,15 @@ class SglangEngine:
             raise EngineFault(f"cannot {what}: {self._fault}")
         if self._version is None:
             raise EngineAsleep(f"the engine is asleep and cannot {what}")
+
+    async def _retract(self) -> None:
+        """Live calls lose their KV and keep what they have sampled: they wait, at the server or here."""
+        if self._link.requeues:
+            await self._link.pause("retract")
+            # Tokens of the old weights are told as such before there are new ones.
+            await self._link.until_paused()
+        else:
+            await self._streams.call_back()
 
     async def _fall_asleep(self, resume: bool = False) -> None:
         self._version = None

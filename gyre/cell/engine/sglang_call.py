@@ -14,16 +14,18 @@ from gyre.cell.engine.sglang_wire import Piece, Reading
 
 class Call:
     """A call from its request to its last chunk. `rid` is its name at the server, used once. While it is
-    `held` it tells nothing but its end."""
+    `held` it tells nothing but its end. One that is `recalled` is `back`, and may be sent again, when the
+    server has aborted it."""
 
-    def __init__(
-        self, request: GenerateRequest, rid: str, stop_ids: frozenset[int], chunk_interval_s: float
-    ) -> None:
+    def __init__(self, request: GenerateRequest, stop_ids: frozenset[int], chunk_interval_s: float) -> None:
         self.request = request
-        self.rid = rid
+        self.rid = ""
         self.reading = Reading(request.call)
         self.ended = asyncio.Event()
+        self.settled = asyncio.Event()  # it is back, or has ended
+        self.back = False
         self.sent = False
+        self.recalled = False
         self.stopped_early = False
         self.over_at_server = False
         self._stop_ids = stop_ids
@@ -33,38 +35,58 @@ class Call:
         self._news = asyncio.Event()
         self._held = False
         self._error: BaseException | None = None
+        self._sampled: list[int] = []
 
     @property
     def running(self) -> bool:
-        return self.reading.tokens > 0
+        return bool(self._sampled)
+
+    @property
+    def so_far(self) -> GenerateRequest:
+        """The request with what was sampled."""
+        ids = (*self.request.prompt_ids, *self._sampled)
+        return msgspec.structs.replace(self.request, prompt_ids=ids)
+
+    def send(self, rid: str) -> None:
+        """It is at the server from now on, under that name."""
+        before, self.reading = self.reading, Reading(self.request.call)
+        self.reading.cached_tokens = before.cached_tokens
+        self.reading.retractions = before.retractions + (self.rid != "")
+        self.rid, self.sent, self.recalled = rid, True, False
+        self.back = False
+        self.settled.clear()
 
     def feed(self, data: bytes) -> int:
         """An event of the server. Answers how many tokens are new; raises what Reading does."""
         if self.ended.is_set():
             return 0
-        before = self.reading.tokens
         piece = self._until_stop(self.reading.take(data))
+        self._sampled.extend(piece.token_ids)
+        if piece.finish_reason == "abort" and self.recalled:
+            self.sent, self.back = False, True
+            self.settled.set()
+            piece = msgspec.structs.replace(piece, finish_reason=None)
         if piece.token_ids or piece.finish_reason is not None:
             self._pieces.append(piece)
         if piece.finish_reason is not None:
             self.over_at_server = not self.stopped_early
-            self.ended.set()
+            self._end()
         if not self._held or self.ended.is_set():
             self._news.set()
-        return self.reading.tokens - before
+        return len(piece.token_ids)
 
     def finish(self, reason: FinishReason) -> None:
         """Ends it with what it has."""
         if not self.ended.is_set():
             self._pieces.append(Piece(finish_reason=reason))
-            self.ended.set()
+            self._end()
             self._news.set()
 
     def fail(self, error: BaseException) -> None:
         """Ends it with an error, after what it has."""
         if not self.ended.is_set():
             self._error = error
-            self.ended.set()
+            self._end()
             self._news.set()
 
     def hold(self, held: bool) -> None:
@@ -89,6 +111,10 @@ class Call:
                 yield chunk
                 if chunk.finish_reason is not None:
                     return
+
+    def _end(self) -> None:
+        self.ended.set()
+        self.settled.set()
 
     async def _interval(self) -> None:
         """A chunk a chunk interval, the last one at once."""

@@ -19,7 +19,7 @@ from gyre.cell.engine.sglang_client import SglangClient
 from gyre.cell.engine.sglang_device import DeviceMemory, cuda_memory
 from gyre.cell.engine.sglang_launch import Served
 from gyre.cell.engine.sglang_server import SglangServer
-from gyre.cell.engine.sglang_versions import Dialect, check_version
+from gyre.cell.engine.sglang_versions import Dialect, check_version, requeues
 from gyre.cell.engine.sglang_weights import ByDisk, ByGroup, ByIpc, Delivery
 from gyre.cell.engine.sglang_wire import ServerInfo, decode
 
@@ -57,6 +57,7 @@ class Link:
         self._stopping = False
         self.client: SglangClient
         self.delivery: Delivery
+        self.requeues: bool
 
     @property
     def own(self) -> bool:
@@ -164,7 +165,12 @@ class Link:
             check_version(info.version)
         except ValueError as error:
             raise EngineFault(str(error)) from None
-        dialect = Dialect(version=info.version, bracket=await self.client.has("/begin_weight_update"))
+        dialect = Dialect(
+            version=info.version,
+            bracket=await self.client.has("/begin_weight_update"),
+            requeues=requeues(info.version),
+        )
+        self.requeues = dialect.requeues
         self.delivery = self._delivery(dialect)
         log.info("sglang_serves", url=self.client.url, version=info.version, own=self.own)
 

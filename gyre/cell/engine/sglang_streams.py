@@ -45,8 +45,7 @@ class Streams:
         """A call from its beginning to its end; closing it ends it at the server too."""
         if request.call in self._live:
             raise ValueError(f"call {request.call} is live: give each call its own id")
-        rid = f"gyre-{id(self):x}-{next(self._rids)}"
-        call = Call(request, rid, self._requests.stops_here(request), self._chunk_interval_s)
+        call = Call(request, self._requests.stops_here(request), self._chunk_interval_s)
         call.hold(self._held)
         self._live[request.call] = call
         self._counts.live(len(self._live))
@@ -72,6 +71,18 @@ class Streams:
 
     async def end_all(self) -> None:
         await self._end([*self._live.values()], True)
+
+    async def call_back(self) -> None:
+        """Ends all at the server. They are sent again, with what they have, when calls are admitted."""
+        async with asyncio.timeout(ABORT_TIMEOUT_S):
+            while live := [call for call in self._live.values() if call.sent and not call.ended.is_set()]:
+                for call in live:
+                    call.recalled = True
+                await self._abort_at_server(live, True)
+                waits = [asyncio.ensure_future(call.settled.wait()) for call in live]
+                await asyncio.wait(waits, timeout=ABORT_AGAIN_S)
+                for wait in waits:
+                    wait.cancel()
 
     def finish_all(self) -> None:
         """Ends all at once, whatever the server still does."""
@@ -110,23 +121,33 @@ class Streams:
 
     async def _read(self, call: Call) -> None:
         try:
-            await self._admitting.wait()
-            if call.ended.is_set():
-                return
-            call.sent = True
-            body = self._requests.body(call.request, call.rid)
-            async with aclosing(self._link.client.generate(body)) as events:
-                async for event in events:
-                    began = call.running
-                    self._counts.fed(call, call.feed(event), call.running and not began)
-                    if call.stopped_early:
-                        self.run(self._forget(call))
-                        return
+            while True:
+                await self._admitting.wait()
+                over = self._requests.over_already(call.so_far)
+                if over is not None:
+                    call.finish(over)
+                if call.ended.is_set():
+                    return
+                await self._ask(call)
+                if not call.back:
+                    break
             call.fail(EngineFault(f"SGLang ended the stream of call {call.request.call} without a reason"))
         except EngineFault as fault:
             call.fail(await self._link.explained(fault))
         except Exception as error:
             call.fail(error)
+
+    async def _ask(self, call: Call) -> None:
+        """Sends it and reads what the server answers."""
+        call.send(f"gyre-{id(self):x}-{next(self._rids)}")
+        body = self._requests.body(call.so_far, call.rid)
+        async with aclosing(self._link.client.generate(body)) as events:
+            async for event in events:
+                began = call.running
+                self._counts.fed(call, call.feed(event), call.running and not began)
+                if call.stopped_early:
+                    self.run(self._forget(call))
+                    return
 
     async def _end(self, calls: Sequence[Call], everything: bool) -> None:
         with contextlib.suppress(TimeoutError, EngineFault):

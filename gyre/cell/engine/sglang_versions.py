@@ -7,11 +7,14 @@ import re
 import msgspec
 
 OLDEST = (0, 5, 11)
+# Known of 0.5.23, known not to hold for 0.5.17.
+TAKES_WEIGHTS_BESIDE_A_QUEUE = (0, 5, 23)
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """What a server understands. `bracket`: weights other than those from disk are taken between
-    /begin_weight_update and /end_weight_update. Where it does not, the route is not there.
+    /begin_weight_update and /end_weight_update. Where it does not, the route is not there. `requeues`: calls
+    that were retracted to its queue may wait there while it takes weights; an older one dies of that.
 
     The spans of versions over a call's tokens are in its last answer since some version after 0.5.17; until
     then each answer names one version for its own tokens, which is as exact here: without a detokenizer a
@@ -19,6 +22,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str
     bracket: bool
+    requeues: bool
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -34,3 +38,8 @@ def check_version(text: str) -> None:
     if parse_version(text)[:3] < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ValueError(f"SGLang {text} is too old: Gyre needs {oldest} or newer")
+
+
+def requeues(text: str) -> bool:
+    """ValueError for what is no version."""
+    return parse_version(text)[:3] >= TAKES_WEIGHTS_BESIDE_A_QUEUE

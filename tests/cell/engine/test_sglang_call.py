@@ -16,7 +16,9 @@ from tests.cell.engine.test_sglang_wire import event
 
 
 def call(interval_s: float = 0.0, stop_ids: frozenset[int] = frozenset()) -> Call:
-    return Call(request((1, 2, 3)), "rid", stop_ids, interval_s)
+    made = Call(request((1, 2, 3)), stop_ids, interval_s)
+    made.send("first")
+    return made
 
 
 async def chunks_of(call: Call) -> list[Chunk]:
@@ -67,6 +69,41 @@ async def test_what_came_before_a_fault_is_told_before_it() -> None:
             told.append(chunk)
     assert [chunk.token_ids for chunk in told] == [(5,)]
     assert made.feed(event([6], 2)) == 0
+
+
+ABORTED = {"type": "abort", "message": "", "status_code": None}
+
+
+async def test_a_recalled_call_is_sent_again_with_what_it_has() -> None:
+    made = call()
+    made.feed(event([5], 1))
+    made.recalled = True
+    made.feed(event([6], 2, finish_reason=ABORTED))
+    assert (made.back, made.sent, made.ended.is_set()) == (True, False, False)
+    assert made.so_far.prompt_ids == (1, 2, 3, 5, 6)
+    made.send("second")
+    made.feed(event([7], 1, finish_reason={"type": "length", "length": 1}))
+    got = await chunks_of(made)
+    assert [token for chunk in got for token in chunk.token_ids] == [5, 6, 7]
+    assert got[-1].finish_reason == "length"
+    assert made.reading.retractions == 1
+
+
+async def test_an_abort_that_was_not_a_recall_is_the_end() -> None:
+    made = call()
+    made.recalled = True
+    made.feed(event([5], 1, finish_reason=ABORTED))
+    made.send("second")
+    made.feed(event([6], 1, finish_reason=ABORTED))
+    assert [chunk.finish_reason for chunk in await chunks_of(made)] == [None, "abort"]
+
+
+async def test_a_recalled_call_may_end_by_itself() -> None:
+    made = call()
+    made.recalled = True
+    made.feed(event([5], 1, finish_reason={"type": "stop", "matched": 5}))
+    assert made.settled.is_set() and not made.back
+    assert [chunk.finish_reason for chunk in await chunks_of(made)] == ["stop"]
 
 
 async def test_a_stop_token_that_the_server_does_not_know_ends_the_call() -> None:
