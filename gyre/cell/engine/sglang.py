@@ -210,6 +210,8 @@ class SglangEngine:
             await self._link.until_paused()
         else:
             await self._streams.call_back()
+            # Calls that nobody listens to any more may still be on their way out.
+            await self._link.until_empty()
 
     async def _fall_asleep(self, resume: bool = False) -> None:
         self._version = None
