@@ -81,9 +81,8 @@ class SglangClient:
         self, method: str, path: str, body: Any, timeout_s: float | None
     ) -> aiohttp.client._RequestContextManager:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                headers=self._headers,
-            )
+            # A server closes a connection that idles, perhaps just when the next call is sent on it.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=CONNECT_TIMEOUT_S)
         return self._session.request(method, self.url + path, json=body, timeout=timeout)

@@ -20,7 +20,7 @@ from gyre.cell.engine.sglang_device import DeviceMemory, cuda_memory
 from gyre.cell.engine.sglang_launch import Served
 from gyre.cell.engine.sglang_server import SglangServer
 from gyre.cell.engine.sglang_versions import Dialect, check_version, requeues
-from gyre.cell.engine.sglang_weights import ByDisk, ByGroup, ByIpc, Delivery
+from gyre.cell.engine.sglang_weights import ByDisk, ByGroup, ByIpc, Delivery, Thread
 from gyre.cell.engine.sglang_wire import ServerInfo, decode
 
 log = structlog.get_logger()
@@ -52,6 +52,7 @@ class Link:
         self._ended = ended
         self._server: SglangServer | None = None
         self._memory = DeviceMemory(None)
+        self._thread = Thread()
         self._saver = False
         self._released: list[str] = []
         self._stopping = False
@@ -83,6 +84,7 @@ class Link:
     async def close(self) -> None:
         """Stops a server of our own; leaves another as it is."""
         self._stopping = True
+        self._thread.close()
         if self._server is not None:
             await self._server.stop()
         elif hasattr(self, "client"):
@@ -184,13 +186,14 @@ class Link:
             by = "distributed" if not near else "ipc" if cuda else "disk"
         device = torch.device("cuda", self._served.gpu) if cuda else torch.device("cpu")
         if by == "disk":
-            return ByDisk(self.client, self._scratch, self._served.model_folder)
+            return ByDisk(self.client, self._thread, self._scratch, self._served.model_folder)
         if by == "ipc":
-            return ByIpc(self.client, dialect, ranks=self._served.ranks, device=device)
+            return ByIpc(self.client, self._thread, dialect, ranks=self._served.ranks, device=device)
         # One GPU cannot be two ranks of an NCCL group.
         nccl = cuda and not near
         return ByGroup(
             self.client,
+            self._thread,
             dialect,
             host="127.0.0.1" if near else self._address(),
             ranks=self._served.ranks,

@@ -58,7 +58,7 @@ class Streams:
             del self._live[request.call]
             self._counts.over(call)
             self._counts.live(len(self._live))
-            # One that the server has ended is read on to its end, so that its connection serves the next.
+            # One that the server has ended is read on to its end: there is nothing to abort.
             if not call.over_at_server and not reader.done():
                 reader.cancel()
                 if call.sent:

@@ -6,12 +6,14 @@ import asyncio
 import base64
 import io
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -24,11 +26,26 @@ from gyre.cell.engine.sglang_versions import Dialect
 LOAD_TIMEOUT_S = 600.0
 GROUP_TIMEOUT_S = 120.0
 
+R = TypeVar("R")
+
 
 class Load(Protocol):
     """Weights that were read, and are to be taken while the server runs nothing."""
 
     async def __call__(self) -> None: ...
+
+
+class Thread:
+    """One, for all that blocks: a pool's threads would come and go."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="sglang")
+
+    def run(self, work: Callable[..., R], *arguments: Any) -> asyncio.Future[R]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *arguments))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False)
 
 
 class Delivery(Protocol):
@@ -42,8 +59,9 @@ class Delivery(Protocol):
 class ByDisk:
     """A safetensors file in `folder`, which the server sees too: on one host in memory (tmpfs)."""
 
-    def __init__(self, client: SglangClient, folder: Path, model_folder: Path) -> None:
+    def __init__(self, client: SglangClient, thread: Thread, folder: Path, model_folder: Path) -> None:
         self._client = client
+        self._thread = thread
         self._folder = folder
         self._model_folder = model_folder
 
@@ -61,10 +79,10 @@ class ByDisk:
             await self._client.command("/update_weights_from_disk", body, timeout_s=LOAD_TIMEOUT_S)
 
         try:
-            await asyncio.to_thread(self._write, weights, folder)
+            await self._thread.run(self._write, weights, folder)
             yield load
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder, True)
+            await self._thread.run(shutil.rmtree, folder, True)
 
     def _write(self, weights: Weights, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -84,6 +102,7 @@ class ByGroup:
     def __init__(
         self,
         client: SglangClient,
+        thread: Thread,
         dialect: Dialect,
         *,
         host: str,
@@ -92,6 +111,7 @@ class ByGroup:
         device: torch.device,
     ) -> None:
         self._client = client
+        self._thread = thread
         self._dialect = dialect
         self._host = host
         self._world = ranks + 1
@@ -102,7 +122,7 @@ class ByGroup:
     @asynccontextmanager
     async def read(self, weights: Weights) -> AsyncIterator[Load]:
         # What is read lies in memory that others may reuse: it is sent from there, at once.
-        described = await asyncio.to_thread(_described, weights)
+        described = await self._thread.run(_described, weights)
 
         async def load() -> None:
             self._updates += 1
@@ -124,14 +144,14 @@ class ByGroup:
             "group_name": name,
             "backend": self._backend,
         }
-        ours = asyncio.to_thread(_join, store, name, self._world, self._backend)
+        ours = self._thread.run(_join, store, name, self._world, self._backend)
         theirs = self._client.command("/init_weights_update_group", join, timeout_s=GROUP_TIMEOUT_S)
         group, _ = await both(ours, theirs)
         try:
             await self._broadcast(weights, name, group, described)
         finally:
             leave = self._client.command("/destroy_weights_update_group", {"group_name": name})
-            await both(asyncio.to_thread(torch.distributed.destroy_process_group, group), leave)
+            await both(self._thread.run(torch.distributed.destroy_process_group, group), leave)
 
     async def _broadcast(self, weights: Weights, name: str, group: Any, described: dict[str, Any]) -> None:
         body = described | {
@@ -140,23 +160,26 @@ class ByGroup:
             "weight_version": str(weights.version),
         }
         update = self._client.command("/update_weights_from_distributed", body, timeout_s=LOAD_TIMEOUT_S)
-        await both(asyncio.to_thread(_send, weights, group, self._device), update)
+        await both(self._thread.run(_send, weights, group, self._device), update)
 
 
 class ByIpc:
     """CUDA memory of ours that the server maps: both on one host, `device` numbered alike for both."""
 
-    def __init__(self, client: SglangClient, dialect: Dialect, *, ranks: int, device: torch.device) -> None:
+    def __init__(
+        self, client: SglangClient, thread: Thread, dialect: Dialect, *, ranks: int, device: torch.device
+    ) -> None:
         self._client = client
+        self._thread = thread
         self._dialect = dialect
         self._ranks = ranks
         self._device = device
 
     @asynccontextmanager
     async def read(self, weights: Weights) -> AsyncIterator[Load]:
-        tensors = await asyncio.to_thread(_copied, weights, self._device)
+        tensors = await self._thread.run(_copied, weights, self._device)
         body = {
-            "serialized_named_tensors": [await asyncio.to_thread(_handles, tensors)] * self._ranks,
+            "serialized_named_tensors": [await self._thread.run(_handles, tensors)] * self._ranks,
             "flush_cache": True,
             "weight_version": str(weights.version),
         }
@@ -169,7 +192,7 @@ class ByIpc:
             yield load
         finally:
             tensors.clear()
-            await asyncio.to_thread(_collect)
+            await self._thread.run(_collect)
 
 
 @asynccontextmanager
