@@ -79,8 +79,10 @@ class Pool:
     def url(self, served: Served) -> str:
         self._asked[served] += 1
         server = self._servers.get(served)
-        if server is None or server.ended.done():
-            self._servers.pop(served, None)
+        if server is not None and server.ended.done():
+            self._run(self._servers.pop(served).stop())
+            server = None
+        if server is None:
             while len(self._servers) >= SERVERS:
                 seldom = min(self._servers, key=lambda known: self._asked[known])
                 self._run(self._servers.pop(seldom).stop())
