@@ -67,7 +67,7 @@ class Call:
             self.settled.set()
             piece = msgspec.structs.replace(piece, finish_reason=None)
         if piece.token_ids or piece.finish_reason is not None:
-            self._pieces.append(piece)
+            self._pieces.extend([piece] if self._interval_s > 0 else _singly(piece))
         if piece.finish_reason is not None:
             self.over_at_server = not self.stopped_early
             self._end()
@@ -159,3 +159,19 @@ class Call:
                     routed_experts=None,
                 )
         return piece
+
+
+def _singly(piece: Piece) -> list[Piece]:
+    """Token by token: a server puts those together that it is late with."""
+    rows = list(zip(piece.token_ids, piece.logprobs, piece.versions, strict=True))
+    singles = [Piece(token_ids=(t,), logprobs=(p,), versions=(v,)) for t, p, v in rows[:-1]]
+    return [
+        *singles,
+        Piece(
+            token_ids=piece.token_ids[-1:],
+            logprobs=piece.logprobs[-1:],
+            versions=piece.versions[-1:],
+            finish_reason=piece.finish_reason,
+            routed_experts=piece.routed_experts,
+        ),
+    ]
