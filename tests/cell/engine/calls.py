@@ -60,8 +60,12 @@ async def generate(
     return joined(await chunks_of(engine, request(ids, sampling, **fields)))
 
 
-async def until(engine: Engine, reached: Callable[[EngineMetrics], bool]) -> None:
-    """Waits by asking the engine: each round trip lets it go on."""
+async def until(
+    engine: Engine, reached: Callable[[EngineMetrics], bool], call: asyncio.Task[Any] | None = None
+) -> None:
+    """Waits by asking the engine: each round trip lets it go on. What ends `call` before is raised."""
     while not reached(engine.metrics()):
+        if call is not None and call.done():
+            raise AssertionError(f"the call ended before: {call.result()}")
         await engine.abort("nobody")
         await asyncio.sleep(0)

@@ -202,7 +202,7 @@ async def test_closing_the_iterator_ends_the_call(case: Case) -> None:
 async def test_a_cancelled_caller_ends_the_call(case: Case) -> None:
     engine = await case.awake()
     call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=240))))
-    await until(engine, lambda metrics: metrics.running > 0)
+    await until(engine, lambda metrics: metrics.running > 0, call)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -286,7 +286,7 @@ async def test_a_failed_load_leaves_the_engine_asleep(case: Case) -> None:
     assert engine.version is None
     await engine.wake(case.weights(0))
     call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=240))))
-    await until(engine, lambda metrics: metrics.running > 0)
+    await until(engine, lambda metrics: metrics.running > 0, call)
     with pytest.raises(OSError, match="snapshot is gone"):
         await engine.update(case.weights(1, before=broken))
     assert joined(await call).finish_reason == "abort"
@@ -327,7 +327,7 @@ async def test_metrics_count(case: Case) -> None:
 async def test_close_ends_calls_and_can_be_repeated(case: Case) -> None:
     engine = await case.awake()
     call = asyncio.create_task(chunks_of(engine, request(prompt(5), SamplingParams(max_new_tokens=240))))
-    await until(engine, lambda metrics: metrics.running > 0)
+    await until(engine, lambda metrics: metrics.running > 0, call)
     await engine.close()
     assert joined(await call).finish_reason == "abort"
     await engine.close()
@@ -352,7 +352,7 @@ async def test_fifty_cycles_of_sleep_wake_and_update_leave_nothing(case: Case) -
 
     async def cycle(version: int) -> tuple[int, int, int]:
         call = asyncio.create_task(chunks_of(engine, request(prompt(9), SamplingParams(max_new_tokens=200))))
-        await until(engine, lambda metrics: metrics.running > 0)
+        await until(engine, lambda metrics: metrics.running > 0, call)
         await engine.sleep()
         await call
         await engine.wake(case.weights(0, version=version))
