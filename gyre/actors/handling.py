@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, cast
 
 from gyre.actors.actor import Actor
-from gyre.actors.begun import Begun, begin
+from gyre.actors.begun import begin
 from gyre.actors.envelope import CURRENT, Envelope
 from gyre.actors.errors import ExitReason, Remembered, as_seen_by_caller
 from gyre.actors.local import LocalTarget
@@ -52,7 +53,7 @@ class Handling(LocalTarget):
         self._interrupted = False
         self._main: asyncio.Task[None] | None = None
         self._rest: asyncio.Future[bool] | None = None  # the main task waits for a message
-        self._begun: Begun | None = None  # the handler at hand, which the main task is to go on with
+        self._begun: Awaitable[Any] | None = None  # the handler at hand, which the main task is to go on with
         self._stirred = False  # a message was handled while the main task rested
         self._context = copy_context()
         self._handling: dict[asyncio.Task[Any], Envelope] | None = None
@@ -194,7 +195,7 @@ class Handling(LocalTarget):
             main.cancel()
             return True
 
-    async def _finish(self, begun: Begun) -> None:
+    async def _finish(self, begun: Awaitable[Any]) -> None:
         """The rest of the handler at hand."""
         envelope = cast(Envelope, self._current)
         try:
@@ -222,6 +223,10 @@ class Handling(LocalTarget):
             except Exception as crash:
                 self._fail(ExitReason.of(crash))
                 self._wake()
+        except BaseException as exit:  # it ends the process, which whoever called might not let it
+            self._begun = _raise(exit)
+            self._wake()
+            return
         self._current = None
         envelope.deadline = None
         CURRENT.set(None)
@@ -311,3 +316,7 @@ class Handling(LocalTarget):
 
     def _task_failed(self, error: BaseException) -> None:
         self.crash(ExitReason.of(error))
+
+
+async def _raise(error: BaseException) -> None:
+    raise error

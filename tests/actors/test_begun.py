@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from gyre.actors import Actor, ActorDied, Ask, ChildSpec, NodeFailed, Ref, RemoteError, Tell, handles
 from gyre.actors.begun import begin
@@ -288,3 +289,18 @@ async def test_spawning_from_it_works(two: Two) -> None:
         return int(life(child).path == "a/child")
 
     assert await made.do(spawn) == 1
+
+
+def test_an_exit_in_it_ends_the_process() -> None:
+    """A socket's callback would keep it."""
+
+    async def leave(doer: Doer) -> None:
+        raise SystemExit(3)
+
+    async def scenario() -> None:
+        async with two_nodes("unix") as two:
+            made = await far_doer(two)
+            await made.do(leave)
+
+    with pytest.raises(SystemExit, match="3"):
+        uvloop.run(scenario())
