@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import uvloop
 
-from gyre.actors import Actor, ActorDied, Ask, ChildSpec, NodeFailed, Ref, RemoteError, Tell, handles
+from gyre.actors import (
+    Actor,
+    ActorDied,
+    Ask,
+    ChildSpec,
+    NodeFailed,
+    Ref,
+    RemoteError,
+    Tell,
+    handles,
+)
 from gyre.actors.begun import begin
 from gyre.actors.envelope import Envelope
 from gyre.actors.life import Life
@@ -69,7 +79,7 @@ class Far:
 
 async def far_doer(two: Two) -> Far:
     doer = Doer()
-    local = await start(two.b, doer)
+    local = await start(two.b, doer, shutdown_s=0.2)
     made = Far(doer, local, two.carry(local))
     assert await made.do(nothing) == 0  # begins its main task, which rests then
     doer.seen.clear()
@@ -291,8 +301,9 @@ async def test_spawning_from_it_works(two: Two) -> None:
     assert await made.do(spawn) == 1
 
 
-def test_an_exit_in_it_ends_the_process() -> None:
-    """A socket's callback would keep it."""
+def test_an_exit_in_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The callback of a socket would keep it."""
+    monkeypatch.setattr("gyre.actors.family.KILL_WAIT_S", 0.1)  # the actor's task is over and says nothing
 
     async def leave(doer: Doer) -> None:
         raise SystemExit(3)
