@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import structlog.testing
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gyre.actors import BadMessage, Blob, LinkLost, Node
@@ -71,9 +71,9 @@ class Socket(asyncio.Transport):
 
 
 def feed(pieces: SocketPieces, data: bytes, chunk: int) -> None:
-    """As a socket that has never more than `chunk` bytes at once."""
+    """As a socket that has never more than `chunk` bytes at once, and nothing for who has given it up."""
     at = 0
-    while at < len(data):
+    while at < len(data) and not pieces._transport.is_closing():
         room = pieces.get_buffer(-1)
         size = min(len(room), chunk, len(data) - at)
         room[:size] = data[at : at + size]
@@ -106,6 +106,7 @@ def test_pieces_end_up_where_they_belong_however_they_are_cut(sizes: list[int], 
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=200), chunk=st.integers(1, 200))
+@example(data=b"\xff" * 60, chunk=200)
 def test_nonsense_on_a_bulk_connection_is_refused(data: bytes, chunk: int) -> None:
     async def main() -> None:
         shelf = Shelf({1: 10})
