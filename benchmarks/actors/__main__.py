@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from rich.console import Console
 
 from benchmarks.actors.across import across
@@ -14,6 +12,7 @@ from benchmarks.actors.inside import inside
 from benchmarks.actors.memory import memory
 from benchmarks.actors.peers import xoscar
 from benchmarks.actors.soak import not_soaked, soak
+from benchmarks.command import chosen, parser, tell
 from benchmarks.process import quiet
 from benchmarks.report import Report
 from benchmarks.timing import FULL, QUICK
@@ -52,26 +51,16 @@ async def measure(report: Report, console: Console, *, parts: list[str], quick: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.actors", description="The actor runtime, measured."
-    )
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument(
-        "--quick", action="store_true", help="each segment once and briefly: a check of itself"
-    )
-    parser.add_argument("--only", default=",".join(PARTS), help=f"parts to run, of {', '.join(PARTS)}")
-    parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS", help="also soak, for so long")
-    options = parser.parse_args()
-    parts = options.only.split(",")
-    if unknown := set(parts) - set(PARTS):
-        parser.error(f"no part {', '.join(sorted(unknown))}: {', '.join(PARTS)}")
+    line = parser("actors", "The actor runtime, measured.")
+    line.add_argument("--only", help=f"parts to run, of {', '.join(PARTS)}")
+    line.add_argument("--soak", type=float, default=0.0, metavar="SECONDS", help="also soak, for so long")
+    options = line.parse_args()
+    parts = chosen(line, options.only, PARTS, PARTS)
     quiet()
     report = Report("actors")
     progress = Console(stderr=True)
     run(measure(report, progress, parts=parts, quick=options.quick, soak_s=options.soak))
-    report.print(Console())
-    if options.json:
-        print(report.json_line())
+    tell(report, options.json)
 
 
 if __name__ == "__main__":

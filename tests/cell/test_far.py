@@ -16,7 +16,8 @@ from gyre.cell.messages import EnterRollout, EnterTrain, GetStatus, Retire, Stag
 from gyre.cell.worker_messages import AddShard, BeginTraining, StagedShard, StageGradients, WakeEngine
 from gyre.rdma import RegionHandle, SharedMemory
 from tests.cell.scripted import Ranks, lease
-from tests.cell.test_actor import MANIFEST, Cell, House, Witness
+from tests.cell.test_actor import MANIFEST, Cell, House
+from tests.cell.witness import Witness
 
 
 class FarHouse(House):

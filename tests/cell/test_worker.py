@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gyre.actors import Actor, ActorDied, ChildSpec, Down, ExitReason, Node, Ref, RemoteError, handles
+from gyre.actors import ActorDied, ChildSpec, ExitReason, Node, Ref, RemoteError
 from gyre.cell import rank as rank_module
 from gyre.cell.engine import GenerateRequest, SamplingParams
 from gyre.cell.engine.scripted import ScriptedEngine, answers
@@ -19,25 +19,13 @@ from gyre.cell.worker import RankWorker
 from gyre.cell.worker_messages import LoadModel, SleepEngine, WakeEngine, WorkerConfig, WriteSnapshot
 from gyre.rdma import RegionHandle
 from tests.cell.parts import VOCAB, cell_setup
+from tests.cell.witness import Witness
 
 CALL = Generate(
     request=GenerateRequest(
         call="c", session="s", prompt_ids=(1, 2), prompt_tokens=2, sampling=SamplingParams(max_new_tokens=5)
     )
 )
-
-
-class Witness(Actor):
-    def __init__(self, of: Ref) -> None:
-        self._of = of
-        self.reason: asyncio.Future[ExitReason] = asyncio.get_running_loop().create_future()
-
-    async def started(self) -> None:
-        self.context.monitor(self._of)
-
-    @handles(Down)
-    async def down(self, message: Down) -> None:
-        self.reason.set_result(message.reason)
 
 
 class House:
