@@ -112,7 +112,7 @@ class SglangEngine:
             if self._version is None or self._streams.held:
                 return
             self._streams.hold(True)
-            if self._link.requeues:
+            if self._link.dialect.requeues:
                 await self._link.pause("in_place")
                 await self._link.until_paused()
             else:
@@ -204,7 +204,7 @@ class SglangEngine:
 
     async def _retract(self) -> None:
         """Live calls lose their KV and keep what they have sampled: they wait, at the server or here."""
-        if self._link.requeues:
+        if self._link.dialect.requeues:
             await self._link.pause("retract")
             # Tokens of the old weights are told as such before there are new ones.
             await self._link.until_paused()

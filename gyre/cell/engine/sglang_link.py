@@ -58,7 +58,7 @@ class Link:
         self._stopping = False
         self.client: SglangClient
         self.delivery: Delivery
-        self.requeues: bool
+        self.dialect: Dialect
 
     @property
     def own(self) -> bool:
@@ -167,13 +167,10 @@ class Link:
             check_version(info.version)
         except ValueError as error:
             raise EngineFault(str(error)) from None
-        dialect = Dialect(
-            version=info.version,
-            bracket=await self.client.has("/begin_weight_update"),
-            requeues=requeues(info.version),
+        self.dialect = Dialect(
+            bracket=await self.client.has("/begin_weight_update"), requeues=requeues(info.version)
         )
-        self.requeues = dialect.requeues
-        self.delivery = self._delivery(dialect)
+        self.delivery = self._delivery(self.dialect)
         log.info("sglang_serves", url=self.client.url, version=info.version, own=self.own)
 
     def _delivery(self, dialect: Dialect) -> Delivery:

@@ -20,7 +20,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     then each answer names one version for its own tokens, which is as exact here: without a detokenizer a
     server passes tokens and the end of an update on in one order."""
 
-    version: str
     bracket: bool
     requeues: bool
 
