@@ -361,10 +361,13 @@ async def test_fifty_cycles_of_sleep_wake_and_update_leave_nothing(case: Case) -
         await generate(engine, prompt(9), SamplingParams(max_new_tokens=4))
         return threading.active_count(), len(os.listdir("/proc/self/fd")), resident_bytes()
 
-    settled = [await cycle(2 * number) for number in range(5)][-1]
-    after = [await cycle(2 * number) for number in range(50)][-1]
-    assert after[:2] == settled[:2]
-    assert after[2] - settled[2] < 8e6
+    counts = [await cycle(2 * number) for number in range(55)]
+    # The least of five: an ended call's connection may be open a moment longer than the call.
+    (threads, fds, resident), (threads_after, fds_after, resident_after) = (
+        tuple(map(min, zip(*part, strict=True))) for part in (counts[:5], counts[-5:])
+    )
+    assert (threads_after, fds_after) == (threads, fds)
+    assert resident_after - resident < 8e6
 
 
 def resident_bytes() -> int:
