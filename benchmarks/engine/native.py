@@ -1,4 +1,4 @@
-"""The native engine, and transformers' own `generate`, as peers."""
+"""Engines, and transformers' own `generate`, as peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.engine.models import ModuleWeights
 from benchmarks.engine.work import Work
-from gyre.cell.engine import Chunk, GenerateRequest, SamplingParams
+from gyre.cell.engine import Chunk, Engine, GenerateRequest, SamplingParams
 from gyre.cell.engine.native import NativeEngine
 
 WINDOW_TOKENS = 2048
@@ -31,7 +31,7 @@ def greedy(call: str, ids: Sequence[int], new_tokens: int) -> GenerateRequest:
     )
 
 
-async def answer(engine: NativeEngine, call: str, ids: Sequence[int], new_tokens: int) -> list[Chunk]:
+async def answer(engine: Engine, call: str, ids: Sequence[int], new_tokens: int) -> list[Chunk]:
     """The chunks of a greedy call."""
     return [chunk async for chunk in engine.generate(greedy(call, ids, new_tokens))]
 
@@ -39,7 +39,7 @@ async def answer(engine: NativeEngine, call: str, ids: Sequence[int], new_tokens
 class Native:
     """Calls to an engine, all at once."""
 
-    def __init__(self, name: str, engine: NativeEngine) -> None:
+    def __init__(self, name: str, engine: Engine) -> None:
         self.name = name
         self.engine = engine
         self._draw = random.Random(name)

@@ -6,11 +6,12 @@ import asyncio
 import random
 from math import inf
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.engine.native import Native, answer
 from benchmarks.engine.work import Work
 from benchmarks.report import Report
+from gyre.cell.engine.native import NativeEngine
 
 PREFIX_TOKENS = 1000
 
@@ -38,7 +39,7 @@ async def overhead(report: Report, peer: Native, calls: int = 16) -> None:
     of each last block, and the share of the block that pads."""
     draw = random.Random("pool")
     engine = peer.engine
-    rollout: Any = engine._rollout
+    rollout: Any = cast(NativeEngine, engine)._rollout
     prompts = [Work(1, draw.randrange(200, 900), 1).prompts(draw)[0] for _ in range(calls)]
     tasks = [asyncio.create_task(answer(engine, f"o{i}", ids, 1000)) for i, ids in enumerate(prompts)]
     running = rollout._scheduler.running

@@ -31,7 +31,8 @@ def small() -> LlamaForCausalLM:
 def test_decode_is_judged_by_its_middle_step_and_prefill_by_the_first_token() -> None:
     assert Work(4, 64, 5).tokens_per_s([9.0, 9.5, 10.0, 12.0, 12.5]) == 8.0
     assert Work(2, 100, 1).tokens_per_s([0.5]) == 400.0
-    assert Work(4, 64, 5, middle=False).tokens_per_s([9.0, 9.0, 9.5, 10.0, 10.0]) == 12.0
+    assert Work(4, 64, 5, "all").tokens_per_s([9.0, 9.0, 9.5, 10.0, 10.0]) == 12.0
+    assert Work(4, 64, 5, "whole").tokens_per_s([9.0, 9.0, 9.5, 10.0, 10.0]) == 2.0
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -112,17 +112,11 @@ class SglangEngine:
             if self._version is None or self._streams.held:
                 return
             self._streams.hold(True)
-            if self._link.dialect.requeues:
-                await self._link.pause("in_place")
-                await self._link.until_paused()
-            else:
-                await self._streams.call_back()
+            await self._streams.call_back()
 
     async def resume(self) -> None:
         async with self._changing:
-            if self._streams.held:
-                await self._link.resume()
-                self._streams.hold(False)
+            self._streams.hold(False)
 
     async def sleep(self) -> None:
         async with self._changing:
@@ -153,16 +147,15 @@ class SglangEngine:
             try:
                 async with self._link.delivery.read(weights) as load:
                     self._streams.admit(False)
-                    await self._retract()
+                    await self._streams.call_back()
+                    await self._link.until_empty()
                     await load()
                     self._version = weights.version
-                    if not self._streams.held:
-                        await self._link.resume()
-                        self._streams.admit(True)
+                    self._streams.admit(not self._streams.held)
             except BaseException:
                 if self._version is not None and self._fault is None:
                     with contextlib.suppress(EngineFault):
-                        await self._fall_asleep(resume=True)
+                        await self._fall_asleep()
                 raise
 
     async def export_kv(self, session: str) -> KvManifest:
@@ -202,25 +195,12 @@ class SglangEngine:
         if self._version is None:
             raise EngineAsleep(f"the engine is asleep and cannot {what}")
 
-    async def _retract(self) -> None:
-        """Live calls lose their KV and keep what they have sampled: they wait, at the server or here."""
-        if self._link.dialect.requeues:
-            await self._link.pause("retract")
-            # Tokens of the old weights are told as such before there are new ones.
-            await self._link.until_paused()
-        else:
-            await self._streams.call_back()
-            # Calls that nobody listens to any more may still be on their way out.
-            await self._link.until_empty()
-
-    async def _fall_asleep(self, resume: bool = False) -> None:
+    async def _fall_asleep(self) -> None:
         self._version = None
         self._stop_scraping()
         await self._streams.end_all()
-        if self._streams.held or resume:
-            await self._link.resume()
         self._streams.hold(False)
-        # Calls that ended here while it was paused end there now.
+        # Of calls that nobody listens to any more some may be there yet.
         await self._link.client.post("/abort_request", {"abort_all": True})
         await self._link.until_empty()
         await self._link.release()

@@ -11,6 +11,8 @@ import msgspec
 from gyre.cell.engine.base import Chunk, FinishReason, GenerateRequest
 from gyre.cell.engine.sglang_wire import Piece, Reading
 
+_TELLING_TOKENS = 32
+
 
 class Call:
     """A call from its request to its last chunk. `rid` is its name at the server, used once. While it is
@@ -36,10 +38,22 @@ class Call:
         self._held = False
         self._error: BaseException | None = None
         self._sampled: list[int] = []
+        # When the first tokens came and how many, and when the last.
+        self._first: tuple[float, int] | None = None
+        self._last_at_s = 0.0
 
     @property
     def running(self) -> bool:
         return bool(self._sampled)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of what came after the first; None of a call too short to tell."""
+        if self._first is None or len(self._sampled) < _TELLING_TOKENS:
+            return None
+        at_s, count = self._first
+        took_s = self._last_at_s - at_s
+        return (len(self._sampled) - count) / took_s if took_s > 0 else None
 
     @property
     def so_far(self) -> GenerateRequest:
@@ -62,6 +76,9 @@ class Call:
             return 0
         piece = self._until_stop(self.reading.take(data))
         self._sampled.extend(piece.token_ids)
+        if piece.token_ids:
+            self._last_at_s = time.monotonic()
+            self._first = self._first or (self._last_at_s, len(piece.token_ids))
         if piece.finish_reason == "abort" and self.recalled:
             self.sent, self.back = False, True
             self.settled.set()

@@ -8,6 +8,9 @@ from collections.abc import Collection
 from gyre.cell.engine.base import EngineMetrics
 from gyre.cell.engine.sglang_call import Call
 
+# Of the newest call's rate in the mean.
+RATE_SHARE = 0.2
+
 
 class Counts:
     """Counters since start. KV in use is the server's own word, as of its last answer."""
@@ -19,6 +22,7 @@ class Counts:
         self._prefilled_tokens = 0
         self._cached_tokens = 0
         self._retractions = 0
+        self._tokens_per_s = 0.0
         self._busy_s = 0.0
         self._busy_since_s: float | None = None
         self.used_tokens = 0
@@ -42,6 +46,13 @@ class Counts:
 
     def over(self, call: Call) -> None:
         self._retractions += call.reading.retractions
+        if call.tokens_per_s is not None:
+            share = RATE_SHARE if self._tokens_per_s else 1.0
+            self._tokens_per_s += (call.tokens_per_s - self._tokens_per_s) * share
+
+    def tokens_in(self, interval_s: float) -> int:
+        """How many a call can be told of at a time, so that it hears something once an interval."""
+        return max(1, int(self._tokens_per_s * interval_s))
 
     def metrics(self, calls: Collection[Call]) -> EngineMetrics:
         unended = [call for call in calls if not call.ended.is_set()]

@@ -7,7 +7,6 @@ import ipaddress
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import structlog
 import torch
@@ -19,7 +18,7 @@ from gyre.cell.engine.sglang_client import SglangClient
 from gyre.cell.engine.sglang_device import DeviceMemory, cuda_memory
 from gyre.cell.engine.sglang_launch import Served
 from gyre.cell.engine.sglang_server import SglangServer
-from gyre.cell.engine.sglang_versions import Dialect, check_version, requeues
+from gyre.cell.engine.sglang_versions import Dialect, check_version
 from gyre.cell.engine.sglang_weights import ByDisk, ByGroup, ByIpc, Delivery, Thread
 from gyre.cell.engine.sglang_wire import ServerInfo, decode
 
@@ -58,7 +57,6 @@ class Link:
         self._stopping = False
         self.client: SglangClient
         self.delivery: Delivery
-        self.dialect: Dialect
 
     @property
     def own(self) -> bool:
@@ -73,7 +71,7 @@ class Link:
             self.client = SglangClient(str(url.with_user(None)), url.password)
             info = decode(await self.client.get("/server_info"), ServerInfo, "/server_info")
             # Whoever had it before may have left it paused.
-            await self.resume()
+            await self.client.post("/continue_generation")
         try:
             await self._meet(info)
         except BaseException:
@@ -102,18 +100,6 @@ class Link:
         return explained
 
     # --- commands ----------------------------------------------------------------------------------
-
-    async def pause(self, mode: Literal["in_place", "retract"]) -> None:
-        await self.client.post("/pause_generation", {"mode": mode})
-
-    async def until_paused(self) -> None:
-        """A pause is answered before it is in force. Its schedulers answer this after what came before; what
-        they had sampled until then has left the server when it answers once more."""
-        for _ in range(2):
-            await self.client.get("/server_info")
-
-    async def resume(self) -> None:
-        await self.client.post("/continue_generation")
 
     async def until_empty(self) -> None:
         """Nothing runs or waits, and no KV is kept."""
@@ -167,10 +153,7 @@ class Link:
             check_version(info.version)
         except ValueError as error:
             raise EngineFault(str(error)) from None
-        self.dialect = Dialect(
-            bracket=await self.client.has("/begin_weight_update"), requeues=requeues(info.version)
-        )
-        self.delivery = self._delivery(self.dialect)
+        self.delivery = self._delivery(Dialect(bracket=await self.client.has("/begin_weight_update")))
         log.info("sglang_serves", url=self.client.url, version=info.version, own=self.own)
 
     def _delivery(self, dialect: Dialect) -> Delivery:

@@ -54,7 +54,8 @@ class Requests:
         does not depend on the others, each one does."""
         return self._vocab if self.seeded else -1
 
-    def body(self, request: GenerateRequest, rid: str) -> dict[str, Any]:
+    def body(self, request: GenerateRequest, rid: str, stream_interval: int = 1) -> dict[str, Any]:
+        """To be told of `stream_interval` tokens at a time, after the first."""
         wanted = request.sampling
         end_tokens = min(request.prompt_tokens + wanted.max_new_tokens, self.window_tokens)
         return {
@@ -72,5 +73,6 @@ class Requests:
                 "max_new_tokens": end_tokens - len(request.prompt_ids),
                 "stop_token_ids": sorted(self._eos.union(wanted.stop_token_ids)),
                 "ignore_eos": wanted.ignore_eos,
+                "stream_interval": stream_interval,
             },
         }

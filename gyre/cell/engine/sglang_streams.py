@@ -15,7 +15,7 @@ from gyre.cell.engine.sglang_counts import Counts
 from gyre.cell.engine.sglang_link import Link
 from gyre.cell.engine.sglang_request import Requests
 
-ABORT_AGAIN_S = 0.5
+ABORT_AGAIN_S = 0.1
 ABORT_TIMEOUT_S = 10.0
 
 
@@ -122,7 +122,8 @@ class Streams:
     async def _read(self, call: Call) -> None:
         try:
             while True:
-                await self._admitting.wait()
+                while not self._admitting.is_set():
+                    await self._admitting.wait()
                 over = self._requests.over_already(call.so_far)
                 if over is not None:
                     call.finish(over)
@@ -140,7 +141,7 @@ class Streams:
     async def _ask(self, call: Call) -> None:
         """Sends it and reads what the server answers."""
         call.send(f"gyre-{id(self):x}-{next(self._rids)}")
-        body = self._requests.body(call.so_far, call.rid)
+        body = self._requests.body(call.so_far, call.rid, self._counts.tokens_in(self._chunk_interval_s))
         async with aclosing(self._link.client.generate(body)) as events:
             async for event in events:
                 began = call.running
@@ -152,8 +153,8 @@ class Streams:
     async def _end(self, calls: Sequence[Call], everything: bool) -> None:
         with contextlib.suppress(TimeoutError, EngineFault):
             async with asyncio.timeout(ABORT_TIMEOUT_S):
-                # The server does nothing for a call that has not reached it yet, and nothing while paused.
-                while not self._held and (live := [c for c in calls if c.sent and not c.ended.is_set()]):
+                # The server does nothing for a call that has not reached it yet.
+                while live := [call for call in calls if call.sent and not call.ended.is_set()]:
                     await self._abort_at_server(live, everything)
                     waits = [asyncio.ensure_future(call.ended.wait()) for call in live]
                     await asyncio.wait(waits, timeout=ABORT_AGAIN_S)

@@ -7,21 +7,17 @@ import re
 import msgspec
 
 OLDEST = (0, 5, 11)
-# Known of 0.5.23, known not to hold for 0.5.17.
-TAKES_WEIGHTS_BESIDE_A_QUEUE = (0, 5, 23)
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """What a server understands. `bracket`: weights other than those from disk are taken between
-    /begin_weight_update and /end_weight_update. Where it does not, the route is not there. `requeues`: calls
-    that were retracted to its queue may wait there while it takes weights; an older one dies of that.
+    /begin_weight_update and /end_weight_update. Where it does not, the route is not there.
 
     The spans of versions over a call's tokens are in its last answer since some version after 0.5.17; until
-    then each answer names one version for its own tokens, which is as exact here: without a detokenizer a
-    server passes tokens and the end of an update on in one order."""
+    then each answer names one version for its own tokens. Both are exact here: a server that takes weights
+    has no calls."""
 
     bracket: bool
-    requeues: bool
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -37,8 +33,3 @@ def check_version(text: str) -> None:
     if parse_version(text)[:3] < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ValueError(f"SGLang {text} is too old: Gyre needs {oldest} or newer")
-
-
-def requeues(text: str) -> bool:
-    """ValueError for what is no version."""
-    return parse_version(text)[:3] >= TAKES_WEIGHTS_BESIDE_A_QUEUE
