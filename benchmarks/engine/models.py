@@ -15,6 +15,7 @@ from gyre.cell.recipes import model_folder
 
 SMOLLM2 = "examples/smollm2/model.py:write_model"
 QWEN3_1_7B = {
+    "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 151936,
     "hidden_size": 2048,
     "intermediate_size": 6144,

@@ -56,7 +56,8 @@ def sglang_config(**options: Any) -> SglangConfig:
         "python": Path(PYTHON or "python"),
         # It admits calls before it knows that their KV has room, and retracts some again.
         "arguments": ("--enable-deterministic-inference", "--schedule-conservativeness=0.01", *ARGUMENTS),
-        "environment": {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"},
+        # On a GPU its products in float32 would have the 10 bits of TF32.
+        "environment": {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "TRITON_F32_DEFAULT": "ieee"},
         "start_timeout_s": START_TIMEOUT_S,
         # Several on one GPU; on a CPU it is of what is free, and `kv_tokens` is far less.
         "mem_fraction_static": 0.05 if DEVICE.type == "cuda" else 0.5,

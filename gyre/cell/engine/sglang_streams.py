@@ -141,7 +141,8 @@ class Streams:
     async def _ask(self, call: Call) -> None:
         """Sends it and reads what the server answers."""
         call.send(f"gyre-{id(self):x}-{next(self._rids)}")
-        body = self._requests.body(call.so_far, call.rid, self._counts.tokens_in(self._chunk_interval_s))
+        together = self._counts.tokens_together(self._chunk_interval_s, len(self._live))
+        body = self._requests.body(call.so_far, call.rid, together)
         async with aclosing(self._link.client.generate(body)) as events:
             async for event in events:
                 began = call.running

@@ -89,7 +89,7 @@ async def test_a_trainer_uses_the_same_module_while_the_engine_sleeps(native: An
         restore_parameters(model)
         model.load_state_dict(native.reference(0).state_dict())
         model.train()
-        ids = torch.tensor([[1, 2, 3, 4]])
+        ids = torch.tensor([[1, 2, 3, 4]], device=model.device)
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         norm = float(model.get_input_embeddings().weight.grad.norm())

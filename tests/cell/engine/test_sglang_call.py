@@ -10,6 +10,7 @@ import pytest
 
 from gyre.cell.engine.base import Chunk, ContextOverflow, EngineFault, SamplingParams
 from gyre.cell.engine.sglang_call import Call
+from gyre.cell.engine.sglang_counts import Counts
 from gyre.cell.engine.sglang_request import Requests
 from tests.cell.engine.calls import request
 from tests.cell.engine.test_sglang_wire import event
@@ -152,3 +153,19 @@ def test_a_call_resumed_after_its_end() -> None:
     )
     assert requests.over_already(request(tuple(range(16)), prompt_tokens=8)) == "length"
     requests.check(request(tuple(range(16)), prompt_tokens=8))
+
+
+def test_many_calls_are_told_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("gyre.cell.engine.sglang_call.time.monotonic", lambda: now_s)
+    counts = Counts(16, 64)
+    assert counts.tokens_together(0.05, 1) == 1
+    made = call()
+    made.feed(event([5], 1))
+    for number in range(2, 101):
+        now_s += 0.01
+        made.feed(event([5], number))
+    counts.over(made)
+    assert counts.tokens_together(0.05, 1) == 5
+    assert counts.tokens_together(0.05, 100) == 25
+    assert counts.tokens_together(0.0, 100) == 1
