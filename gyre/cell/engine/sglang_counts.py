@@ -53,7 +53,7 @@ class Counts:
             self._tokens_per_s += (call.tokens_per_s - self._tokens_per_s) * share
 
     def tokens_together(self, interval_s: float, calls: int) -> int:
-        """How many a call should be told of at a time, to hear something once an interval, or less often where
+        """How many a call should be told of at a time, to hear something once an interval; less often where
         so many calls would have a server talk more than generate. 1 without an interval."""
         seldom_s = max(interval_s, calls / EVENTS_PER_S) if interval_s > 0 else 0.0
         return max(1, round(self._tokens_per_s * seldom_s))
