@@ -62,6 +62,7 @@ class SglangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mem_fraction_static: float = 0.5
     memory_saver: bool = True
     weights_by: Literal["auto", "ipc", "distributed", "disk"] = "auto"
+    kv_storage_bytes: int = 0
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

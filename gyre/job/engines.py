@@ -30,6 +30,7 @@ def engine_faults(job: Job) -> Iterator[Broken]:
         if rollout.sglang.weights_by == "ipc" and job.cluster.device == "cpu":
             allowed = "with cluster.device = 'cpu' another way, or 'auto': only GPU memory is shared so"
             yield broken(shown("ipc"), allowed, "rollout.sglang.weights_by", "cluster.device")
+        yield from _kept(job)
 
 
 def _started(job: Job) -> Iterator[Broken]:
@@ -49,6 +50,16 @@ def _started(job: Job) -> Iterator[Broken]:
         if not name or "=" in name or "\0" in name + value:
             legal = "names without '=', nothing with NUL characters"
             yield broken(shown(f"{name}={value}"), legal, "rollout.sglang.environment")
+
+
+def _kept(job: Job) -> Iterator[Broken]:
+    key, sglang = "rollout.sglang.kv_storage_bytes", job.rollout.sglang
+    if sglang.kv_storage_bytes and sglang.server_url is not None:
+        allowed = "0: a server is told when it starts where to keep KV"
+        yield broken(shown(sglang.kv_storage_bytes), allowed, key, "rollout.sglang.server_url")
+    if sglang.kv_storage_bytes and job.rollout.parallel == "tensor" and job.cells.ranks > 1:
+        allowed = "0: only servers of one GPU keep KV"
+        yield broken(shown(sglang.kv_storage_bytes), allowed, key, "rollout.parallel", "cells.ranks")
 
 
 def _attached(job: Job, url: str) -> Iterator[Broken]:

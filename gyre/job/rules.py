@@ -45,6 +45,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "rollout.chunk_interval_s": _NOT_NEGATIVE,
     "rollout.sglang.start_timeout_s": _ABOVE_ZERO,
     "rollout.sglang.mem_fraction_static": (0, False, 1),
+    "rollout.sglang.kv_storage_bytes": _NOT_NEGATIVE,
     "harness.timeout_s": _ABOVE_ZERO,
     "harness.overall_timeout_s": _ABOVE_ZERO,
     "harness.attempts": _ONE_OR_MORE,

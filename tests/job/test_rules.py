@@ -106,6 +106,7 @@ def test_any_name_is_a_class_or_a_fault(name: str) -> None:
 
 SGLANG = "rollout.engine=sglang"
 URL = "rollout.sglang.server_url"
+KV = "rollout.sglang.kv_storage_bytes"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,14 @@ URL = "rollout.sglang.server_url"
             ["rollout.sglang.python=/bin/sh", r'rollout.sglang.environment.A="\u0000"'],
             "rollout.sglang.environment",
             "NUL",
+        ),
+        (["rollout.sglang.python=/bin/sh", f"{KV}=1000"], "", ""),
+        (["rollout.sglang.python=/bin/sh", f"{KV}=-1"], KV, "0 or more"),
+        ([f"{URL}=http://h:3{{cell}}", f"{KV}=1000"], KV, "0: a server is told when it starts"),
+        (
+            ["rollout.sglang.python=/bin/sh", f"{KV}=1000", "rollout.parallel=tensor", "cells.ranks=2"],
+            KV,
+            "0: only servers of one GPU",
         ),
         ([f"{URL}=http://10.0.0.1:3000{{cell}}"], "", ""),
         ([f"{URL}=http://:key@host-{{cell}}:30000"], "", ""),

@@ -163,7 +163,7 @@ class SglangCase(NativeCase):
             eos_token_ids=options.get("eos_token_ids", ()),
             vocab=VOCAB,
             log_path=self._shm / "server.log",
-            scratch=self._shm / "sglang",
+            scratch=self._shm / options.get("name", "sglang"),
             server_url=None if self._own else self._pool.url(served),
         )
         self._made.append(engine)

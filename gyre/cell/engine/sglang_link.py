@@ -16,6 +16,7 @@ from gyre.cell.config import SglangConfig
 from gyre.cell.engine.base import EngineFault
 from gyre.cell.engine.sglang_client import SglangClient
 from gyre.cell.engine.sglang_device import DeviceMemory, cuda_memory
+from gyre.cell.engine.sglang_kv import KvStorage
 from gyre.cell.engine.sglang_launch import Served
 from gyre.cell.engine.sglang_server import SglangServer
 from gyre.cell.engine.sglang_versions import Dialect, check_version
@@ -50,6 +51,7 @@ class Link:
         self._scratch = scratch
         self._ended = ended
         self._server: SglangServer | None = None
+        self._kv: KvStorage | None = None
         self._memory = DeviceMemory(None)
         self._thread = Thread()
         self._saver = False
@@ -135,7 +137,11 @@ class Link:
         self._saver = cuda and self._config.memory_saver
         await self._memory.until_startable(self._config.mem_fraction_static)
         self._memory.before_taking()
-        server = SglangServer(self._served, self._config, self._log_path)
+        config = self._config
+        if config.kv_storage_bytes:
+            self._kv = KvStorage(self._scratch.parent / "sglang-kv", self._scratch, config.kv_storage_bytes)
+            config = self._kv.configured(config, self._served)
+        server = SglangServer(self._served, config, self._log_path)
         info = await server.start()
         self._memory.taken()
         self._server, self.client = server, server.client
@@ -154,6 +160,8 @@ class Link:
         except ValueError as error:
             raise EngineFault(str(error)) from None
         self.delivery = self._delivery(Dialect(bracket=await self.client.has("/begin_weight_update")))
+        if self._kv is not None:
+            self.delivery = self._kv.fenced(self.delivery, self._thread)
         log.info("sglang_serves", url=self.client.url, version=info.version, own=self.own)
 
     def _delivery(self, dialect: Dialect) -> Delivery:

@@ -6,7 +6,8 @@ It stands in for what has no wheel for such a machine, in every process of the s
 - sgl_kernel, of which only CUDA wheels are published: see sgl_kernel/__init__.py beside this file.
 - deterministic inference, which SGLang refuses for attention by torch and whose matrix products it writes in
   triton: here it is only that each draw has its own seed.
-- pinned memory for the recorded experts, which CUDA alone has.
+- pinned memory, which CUDA alone has, for recorded experts and the host's part of the hierarchical cache.
+- the copies between that part and the device's, which are CUDA kernels: see sgl_kernel/__init__.py.
 """
 
 import importlib.abc
@@ -64,10 +65,18 @@ def nothing_is_pinned(common):
     common._cuda_host_register = lambda *args, **kwargs: None
 
 
+def copies_are_torchs(mha):
+    import sgl_kernel
+
+    mha.transfer_kv_all_layer_direct_lf_pf = sgl_kernel.pages_to_host
+    mha.transfer_kv_per_layer_direct_pf_lf = sgl_kernel.pages_to_device
+
+
 AFTER = {
     "sglang.srt.arg_groups.choices": torch_native_draws_by_seed,
     "sglang.srt.batch_invariant_ops": products_stay_torchs_own,
     "sglang.srt.mem_cache.pool_host.common": nothing_is_pinned,
+    "sglang.srt.mem_cache.pool_host.mha": copies_are_torchs,
 }
 
 

@@ -1,4 +1,4 @@
-"""The two operators of sgl_kernel that SGLang uses for a dense model on a CPU without AMX, in torch."""
+"""The operators of sgl_kernel that SGLang uses for a dense model on a CPU without AMX, in torch."""
 
 import torch
 
@@ -11,6 +11,20 @@ def assign_req_to_token_pool_cpu(rows, table, starts, ends, slots, width):
     for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
         table[row, start:end] = slots[taken : taken + end - start].to(table.dtype)
         taken += end - start
+
+
+def pages_to_host(src_ptrs, dst_ptrs, src_indices, dst_indices, page_size):
+    """KV of whole pages, from [slot, ...] of each layer, keys before values, to [page, layer, slot, ...]."""
+    layers = len(src_ptrs) // 2
+    for number, source in enumerate(src_ptrs):
+        target = dst_ptrs[number // layers][:, number % layers]
+        target[dst_indices // page_size, dst_indices % page_size] = source[src_indices]
+
+
+def pages_to_device(src_ptrs, dst_ptrs, src_indices, dst_indices, layer_id, page_size):
+    """The way back, of one layer."""
+    for source, target in zip(src_ptrs, dst_ptrs, strict=True):
+        target[dst_indices] = source[:, layer_id][src_indices // page_size, src_indices % page_size]
 
 
 def __getattr__(name):
