@@ -63,14 +63,14 @@ class RegionWeights:
         self, version: int, names: Sequence[str], layout: Layout, backend: Backend, region: RegionHandle
     ) -> None:
         self.version = version
+        self.region = region
         self._names = names
         self._layout = layout
         self._backend = backend
-        self._region = region
 
     @contextmanager
     def open(self) -> Iterator[Mapping[str, Tensor]]:
-        with self._backend.open(self._region) as source:
+        with self._backend.open(self.region) as source:
             views = dict(zip(self._names, self._layout.views(source.buffer), strict=True))
             yield views
             views.clear()  # a region closes only when nothing views it

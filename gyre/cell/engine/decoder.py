@@ -17,6 +17,9 @@ from transformers import PreTrainedModel
 from gyre.cell.engine.linear import Linear
 from gyre.cell.engine.memory import is_released
 
+Total = Callable[[torch.Tensor], torch.Tensor]
+"""The sum over all ranks that compute together of what each has."""
+
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim]) -> [n, heads, head_dim]."""
 
@@ -84,6 +87,10 @@ def _together(parameters: Sequence[nn.Parameter]) -> bool:
     return True
 
 
+def _alone(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 class _Layer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -102,7 +109,8 @@ class _Layer:
 
 
 class Decoder:
-    """`model`, computed. Its parameters stay the model's; `attach` comes after they were given memory."""
+    """`model`, computed. Its parameters stay the model's; `attach` comes after they were given memory. For a
+    rank's share of a model there is a `total`."""
 
     def __init__(
         self,
@@ -110,6 +118,7 @@ class Decoder:
         linear: Linear,
         window_tokens: int,
         silu: Callable[[torch.Tensor], torch.Tensor] = F.silu,
+        total: Total | None = None,
     ) -> None:
         check_model(model)
         config: Any = model.config
@@ -121,6 +130,7 @@ class Decoder:
         self._eps: float = config.rms_norm_eps
         self._linear = linear
         self._silu = silu
+        self._total = total or _alone
         self._window_tokens = window_tokens
         self._embedding: nn.Parameter = base.embed_tokens.weight
         self._rotary: Any = base.rotary_emb
@@ -171,11 +181,11 @@ class Decoder:
             normed = self._normed(x, layer.attention_norm)
             qkv = linear(normed, layer.qkv.weight, layer.qkv.bias).view(len(ids), -1, self.head_dim)
             out = attend(index, *self._split(layer, qkv, angles)).reshape(len(ids), -1)
-            x = x + linear(out, layer.out.weight, layer.out.bias)
+            x = x + self._total(linear(out, layer.out.weight, layer.out.bias))
             gate, up = linear(
                 self._normed(x, layer.mlp_norm), layer.gate_up.weight, layer.gate_up.bias
             ).chunk(2, dim=-1)
-            x = x + linear(self._silu(gate).mul_(up), layer.down.weight, layer.down.bias)
+            x = x + self._total(linear(self._silu(gate).mul_(up), layer.down.weight, layer.down.bias))
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

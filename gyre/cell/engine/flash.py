@@ -30,7 +30,7 @@ class FlashAttention:
         offsets = torch.arange(kv.block_tokens, device=device)
         slots: list[torch.Tensor] = []
         for span, length in zip(step.spans, lengths, strict=True):
-            blocks = torch.tensor(span.sequence.table, device=device)[:, None]
+            blocks = torch.tensor(span.table, device=device)[:, None]
             slots.append((blocks * kv.block_tokens + offsets).flatten()[:length])
         self._read = kv.row_indices(torch.cat(slots))
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from gyre.cell.engine.decoder import Decoder
-from gyre.cell.engine.paged import BatchAttention, PagedKv
-from gyre.cell.engine.scheduler import Span
+from gyre.cell.engine.paged import BatchAttention, PagedKv, Piece
 
 _LEAST_KEYS = 64
 
@@ -25,11 +24,13 @@ class _Graph:
 
 class DecodeGraphs:
     """Of a decoder over a pool, one for each size that is asked for: the number of rows, and of the blocks
-    that each reads, is rounded up, so that there are few. Good while weights and pool stay where they are."""
+    that each reads, is rounded up, so that there are few. Good while weights and pool stay where they are.
+    Without `head` it answers what that would get."""
 
-    def __init__(self, decoder: Decoder, kv: PagedKv) -> None:
+    def __init__(self, decoder: Decoder, kv: PagedKv, head: bool = True) -> None:
         self._decoder = decoder
         self._kv = kv
+        self._head = head
         self._memory = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._outputs: dict[int, torch.Tensor] = {}
@@ -37,10 +38,10 @@ class DecodeGraphs:
         self._packed = torch.empty(0, dtype=torch.long)
         self._packed_for: tuple[tuple[int, int], list[list[int]]] | None = None
 
-    def logits(self, spans: Sequence[Span]) -> torch.Tensor:
+    def logits(self, spans: Sequence[Piece]) -> torch.Tensor:
         """[spans, vocab], valid until the next call. Each span is the one last token of its sequence."""
         size = self._kv.block_tokens
-        tables = [span.sequence.table[: span.start // size + 1] for span in spans]
+        tables = [span.table[: span.start // size + 1] for span in spans]
         shape = (padded_rows(len(spans)), padded_blocks(max(map(len, tables)), size))
         self._kv.clear_begun(spans)
         if (shape, tables) != self._packed_for:
@@ -61,24 +62,24 @@ class DecodeGraphs:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            decode(self._decoder, self._kv, inputs)
+            like = decode(self._decoder, self._kv, inputs, self._head)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            logits = self._output(host.shape[1]).copy_(decode(self._decoder, self._kv, inputs))
+            logits = self._output(like).copy_(decode(self._decoder, self._kv, inputs, self._head))
         return _Graph(inputs, logits, graph)
 
-    def _output(self, rows: int) -> torch.Tensor:
+    def _output(self, like: torch.Tensor) -> torch.Tensor:
         """One for all graphs of so many rows: logits are large, and read before the next pass."""
+        rows = len(like)
         if rows not in self._outputs:
-            shape = (rows, self._decoder.vocab)
-            self._outputs[rows] = torch.empty(shape, dtype=self._kv.data.dtype, device=self._kv.data.device)
+            self._outputs[rows] = torch.empty_like(like)
         return self._outputs[rows]
 
 
-def decode(decoder: Decoder, kv: PagedKv, inputs: torch.Tensor) -> torch.Tensor:
-    """Logits [rows, vocab] of one token a row. `inputs` [3 + blocks, rows]: token, position, slot in the
-    pool, and the blocks up to it."""
+def decode(decoder: Decoder, kv: PagedKv, inputs: torch.Tensor, head: bool = True) -> torch.Tensor:
+    """Logits [rows, vocab] of one token a row, or without `head` what it would get. `inputs`
+    [3 + blocks, rows]: token, position, slot in the pool, and the blocks up to it."""
     ids, positions, slots = inputs[0], inputs[1], inputs[2]
     rows = kv.row_indices(slots)
     batch = BatchAttention(kv, inputs[3:].t(), positions)
@@ -87,7 +88,8 @@ def decode(decoder: Decoder, kv: PagedKv, inputs: torch.Tensor) -> torch.Tensor:
         kv.write(rows[layer], key, value)
         return batch(layer, query)
 
-    return decoder.logits(decoder.hidden(ids, positions, attend))
+    hidden = decoder.hidden(ids, positions, attend)
+    return decoder.logits(hidden) if head else hidden
 
 
 def padded_rows(rows: int) -> int:
@@ -103,13 +105,13 @@ def padded_blocks(blocks: int, block_tokens: int) -> int:
     return power * 3 // 4 if power >= 4 and least <= power * 3 // 4 else power
 
 
-def pack(spans: Sequence[Span], kv: PagedKv, rows: int, blocks: int) -> torch.Tensor:
+def pack(spans: Sequence[Piece], kv: PagedKv, rows: int, blocks: int) -> torch.Tensor:
     """Inputs of `decode`, on the host. Rows that pad do what the first one does: they write the same numbers
     to the same place, and no other place is touched."""
     size = kv.block_tokens
     lines = []
     for span in spans:
-        table = span.sequence.table[: span.start // size + 1]
+        table = span.table[: span.start // size + 1]
         lines.append([0, 0, 0, *table, *([kv.padding_block] * (blocks - len(table)))])
     lines.extend([lines[0]] * (rows - len(lines)))
     packed = torch.tensor(lines).t().contiguous()
@@ -117,12 +119,12 @@ def pack(spans: Sequence[Span], kv: PagedKv, rows: int, blocks: int) -> torch.Te
     return packed
 
 
-def pack_tokens(spans: Sequence[Span], block_tokens: int, packed: torch.Tensor) -> None:
+def pack_tokens(spans: Sequence[Piece], block_tokens: int, packed: torch.Tensor) -> None:
     """Writes tokens, positions and slots for sequences whose tables stand in `packed` already."""
     lines: list[tuple[int, int, int]] = []
     for span in spans:
-        sequence, at = span.sequence, span.start
-        block = sequence.table[at // block_tokens]
-        lines.append((sequence.tokens[at], at, block * block_tokens + at % block_tokens))
+        at = span.start
+        block = span.table[at // block_tokens]
+        lines.append((span.ids[0], at, block * block_tokens + at % block_tokens))
     lines.extend([lines[0]] * (packed.shape[1] - len(lines)))
     packed[:3] = torch.tensor(lines).t()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Protocol
 from uuid import uuid4
 
 from gyre.cell.engine.base import KvLayout, KvManifest, KvPart, KvUnavailable
 from gyre.cell.engine.blocks import BlockPool, CachedBlock
-from gyre.rdma import Backend
+from gyre.rdma import Backend, Region
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
 
@@ -22,12 +23,15 @@ class KvStore(Protocol):
 
     def kv_layout(self, version: int) -> KvLayout: ...
 
-    def read_kv(self, blocks: Sequence[int], into: memoryview) -> None:
-        """Copies blocks, all heads, one after the other."""
+    def kv_parts(self) -> tuple[tuple[int, int], ...]:
+        """The heads that each of its ranks holds: all of them, each once, in order."""
 
-    def write_kv(self, blocks: Sequence[int], heads: tuple[int, int], source: memoryview, first: int) -> bool:
-        """Fills these heads of blocks from those in `source`, from its block `first` on. False, and nothing
-        is written, where a number in it is not finite."""
+    def read_kv(self, blocks: Sequence[int], parts: Sequence[Region]) -> None:
+        """Copies blocks, one after the other, the heads of each part into its region."""
+
+    def write_kv(self, blocks: Sequence[int], part: KvPart, source: memoryview, first: int) -> bool:
+        """Fills the part's heads of blocks from those in `source`, its region, from the block `first` on.
+        False where a number in it is not finite: such are not written."""
 
 
 class Handover:
@@ -48,16 +52,9 @@ class Handover:
         if not chain:
             raise KvUnavailable(f"no KV of session {session} is here: {len(tokens)} tokens are known of it")
         layout = self._store.kv_layout(version)
-        nbytes = len(chain) * head_bytes(layout) * layout.kv_heads
-        with regions.allocate(f"kv-{uuid4().hex}", nbytes) as region:
-            try:
-                self._store.read_kv([entry.block for entry in chain], region.buffer)
-            except BaseException:
-                regions.free(region.handle)
-                raise
-            part = KvPart(heads=(0, layout.kv_heads), region=region.handle)
+        parts = self._read([entry.block for entry in chain], head_bytes(layout), regions)
         held = tuple(tokens[: len(chain) * size])
-        return KvManifest(session=session, layout=layout, tokens=held, parts=(part,))
+        return KvManifest(session=session, layout=layout, tokens=held, parts=parts)
 
     def take_over(self, manifest: KvManifest, version: int) -> int:
         """Copies what is missing of it into free blocks and makes it findable: the tokens that are. Nobody's
@@ -84,10 +81,27 @@ class Handover:
             )
         return len(chain) * size
 
+    def _read(self, blocks: Sequence[int], bytes_per_head: int, regions: Backend) -> tuple[KvPart, ...]:
+        name, heads = f"kv-{uuid4().hex}", self._store.kv_parts()
+        with ExitStack() as stack:
+            made: list[Region] = []
+            try:
+                for first, last in heads:
+                    nbytes = len(blocks) * bytes_per_head * (last - first)
+                    made.append(stack.enter_context(regions.allocate(f"{name}-{first}", nbytes)))
+                self._store.read_kv(blocks, made)
+            except BaseException:
+                for region in made:
+                    regions.free(region.handle)
+                raise
+            return tuple(
+                KvPart(heads=part, region=region.handle) for part, region in zip(heads, made, strict=True)
+            )
+
     def _fill(self, parts: Sequence[KvPart], blocks: Sequence[int], first: int, regions: Backend) -> None:
         for part in parts:
             with regions.open(part.region) as source:
-                if not self._store.write_kv(blocks, part.heads, source.buffer, first):
+                if not self._store.write_kv(blocks, part, source.buffer, first):
                     # In a block that is used again later even what is masked would spoil sums.
                     raise KvUnavailable(f"region {part.region.name} holds numbers that are not finite")
 

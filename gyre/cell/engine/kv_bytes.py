@@ -22,9 +22,9 @@ def model_key(config: PretrainedConfig) -> str:
     return f"{config.model_type}-{blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
-def layout_of(data: torch.Tensor, model: str, version: int) -> KvLayout:
-    """Of one block."""
-    _, layers, _, block_tokens, heads, head_dim = data.shape
+def layout_of(data: torch.Tensor, model: str, version: int, heads: int) -> KvLayout:
+    """Of one block of a model of so many KV heads, of which `data` may hold a part."""
+    _, layers, _, block_tokens, _, head_dim = data.shape
     return KvLayout(
         model=model,
         adapter="",
@@ -48,15 +48,26 @@ def read_blocks(data: torch.Tensor, blocks: Sequence[int], into: memoryview) -> 
 
 
 def write_blocks(
-    data: torch.Tensor, blocks: Sequence[int], heads: tuple[int, int], source: memoryview, first: int
+    data: torch.Tensor,
+    blocks: Sequence[int],
+    held: tuple[int, int],
+    heads: tuple[int, int],
+    source: memoryview,
+    first: int,
 ) -> bool:
-    """Fills heads [heads[0], heads[1]) of blocks from the blocks of `source` from `first` on. False, and
-    nothing is written, where a number there is not finite."""
-    found = _view(data, source, heads[1] - heads[0])[first : first + len(blocks)].to(data.device)
+    """Fills blocks of `data`, which holds heads [held[0], held[1]), from those of `source`, from its block
+    `first` on, which has [heads[0], heads[1]). False, and nothing is written, where a number there is not
+    finite."""
+    start, stop = max(held[0], heads[0]), min(held[1], heads[1])
+    if start >= stop:
+        return True
+    found = _view(data, source, heads[1] - heads[0])[first : first + len(blocks)]
+    found = found[..., start - heads[0] : stop - heads[0], :].to(data.device)
     # What is not finite makes one of both so, and they are one pass over the numbers.
     if not all(bool(extreme.isfinite()) for extreme in torch.aminmax(found)):
         return False
-    data[:, :, :, :, heads[0] : heads[1]].index_copy_(0, torch.tensor(blocks, device=data.device), found)
+    target = data[..., start - held[0] : stop - held[0], :]
+    target.index_copy_(0, torch.tensor(blocks, device=data.device), found)
     return True
 
 

@@ -6,12 +6,17 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from transformers import PreTrainedModel
 
+from gyre.cell.engine.base import EngineFault
 from gyre.cell.engine.driven import DrivenEngine
+from gyre.cell.engine.lead import Lead
 from gyre.cell.engine.runner import Runner
+from gyre.cell.engine.share import Share
+from gyre.cell.engine.team import Team
 from gyre.rdma import Backend
 
 R = TypeVar("R")
@@ -22,7 +27,9 @@ _STEP_TOKENS = {"cuda": 8192}
 
 class NativeEngine(DrivenEngine):
     """A `DrivenEngine` over `model`, which the trainer of the cell may use while the engine sleeps.
-    `device_thread`, of one worker, does all torch work."""
+    `device_thread`, of one worker, does all torch work. With more `ranks` than one this is the leading one:
+    it takes a `Team` with the others' `Follower`s by `join`, before each wake, and weights that lie in a
+    region."""
 
     def __init__(
         self,
@@ -36,14 +43,23 @@ class NativeEngine(DrivenEngine):
         eos_token_ids: tuple[int, ...],
         step_tokens: int | None = None,
         batch_invariant: bool = False,
+        ranks: int = 1,
         device_thread: ThreadPoolExecutor | None = None,
         regions: Backend | None = None,
     ) -> None:
+        runner = Runner(
+            model,
+            kv_tokens // block_tokens,
+            block_tokens,
+            min(window_tokens, kv_tokens),
+            batch_invariant,
+            Share(0, ranks),
+        )
+        self._lead = Lead(runner, ranks, self._fail) if ranks > 1 else None
+        self._thread_lane = ThreadLane(device_thread)
         super().__init__(
-            Runner(
-                model, kv_tokens // block_tokens, block_tokens, min(window_tokens, kv_tokens), batch_invariant
-            ),
-            ThreadLane(device_thread),
+            self._lead or runner,
+            self._thread_lane,
             time.monotonic,
             window_tokens=window_tokens,
             kv_tokens=kv_tokens,
@@ -54,6 +70,29 @@ class NativeEngine(DrivenEngine):
             step_tokens=step_tokens or _STEP_TOKENS.get(model.device.type, 512),
             regions=regions,
         )
+
+    def join(self, team: Team) -> None:
+        """Goes on with these followers; on the device thread."""
+        assert self._lead is not None, "an engine of one rank has no followers"
+        self._lead.join(team)
+
+    async def watch(self) -> None:
+        if self._lead is None:
+            await super().watch()
+        else:
+            # Shielded: others may watch too.
+            why = await asyncio.shield(asyncio.wrap_future(self._lead.lost))
+            raise EngineFault(f"the engine is lost: {why}")
+
+    async def close(self) -> None:
+        await super().close()
+        if self._lead is not None:
+            self._lead.part()
+
+    def _fail(self) -> None:
+        """A follower is gone: told from another thread, and to calls that no pass runs for too."""
+        assert self._lead is not None
+        self._thread_lane.run_pass(partial(self._job, partial(self._guarded, self._lead.check)))
 
 
 class ThreadLane:

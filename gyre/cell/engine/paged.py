@@ -4,12 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from gyre.cell.engine.linear import widens
-from gyre.cell.engine.scheduler import Span
+
+
+class Piece(Protocol):
+    """Tokens `ids` of a sequence from its place `start` on, and the blocks up to them; `samples` if the next
+    one is to be drawn."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def samples(self) -> bool: ...
+
+    @property
+    def ids(self) -> list[int]: ...
+
+    @property
+    def table(self) -> list[int]: ...
+
+
+P = TypeVar("P", bound=Piece)
+
+
+def in_order(spans: Sequence[P]) -> list[P]:
+    """As a pass computes them: single tokens first."""
+    return sorted(spans, key=lambda span: span.count > 1)
 
 
 class PagedKv:
@@ -53,7 +81,7 @@ class PagedKv:
         self.rows.index_copy_(0, indices[0], keys)
         self.rows.index_copy_(0, indices[1], values)
 
-    def clear_begun(self, spans: Sequence[Span]) -> None:
+    def clear_begun(self, spans: Sequence[Piece]) -> None:
         """Before a pass over them: whoever had a block that is only begun now may have left numbers in it
         that are not finite."""
         blocks = [block for span in spans for block in _begun(span, self.block_tokens)]
@@ -94,10 +122,10 @@ class PagedPass:
     """The tokens of one forward pass, made ready once for all layers: single ones first, in the order of
     their spans, then each longer span."""
 
-    def __init__(self, kv: PagedKv, spans: Sequence[Span]) -> None:
+    def __init__(self, kv: PagedKv, spans: Sequence[Piece]) -> None:
         self.kv = kv
         device = kv.data.device
-        self.spans = spans = sorted(spans, key=lambda span: span.count > 1)
+        self.spans = spans = in_order(spans)
         self.singles = sum(span.count == 1 for span in spans)
         ids: list[int] = []
         positions: list[int] = []
@@ -105,9 +133,9 @@ class PagedPass:
         last: list[int] = []
         size = kv.block_tokens
         for span in spans:
-            table = span.sequence.table
+            table = span.table
             where = range(span.start, span.start + span.count)
-            ids.extend(span.sequence.tokens[span.start : span.start + span.count])
+            ids.extend(span.ids)
             positions.extend(where)
             slots.extend([table[at // size] * size + at % size for at in where])
             if span.samples:
@@ -130,23 +158,22 @@ class PagedPass:
         width = -(-max(used) // multiple) * multiple
         padding = self.kv.padding_block
         tables = [
-            span.sequence.table[:count] + [padding] * (width - count)
-            for span, count in zip(spans, used, strict=True)
+            span.table[:count] + [padding] * (width - count) for span, count in zip(spans, used, strict=True)
         ]
         return torch.tensor(tables, device=self.kv.data.device)
 
     def _prompt(self, index: int) -> Prompt:
         span = self.spans[index]
         start = self.singles + sum(other.count for other in self.spans[self.singles : index])
-        blocks = span.sequence.table[: (span.start + span.count - 1) // self.kv.block_tokens + 1]
+        blocks = span.table[: (span.start + span.count - 1) // self.kv.block_tokens + 1]
         table = torch.tensor(blocks, device=self.kv.data.device)
         return Prompt(start, start + span.count, span.start, table)
 
 
-def _begun(span: Span, size: int) -> list[int]:
+def _begun(span: Piece, size: int) -> list[int]:
     """The block that it begins and does not fill, if there is one."""
     end = span.start + span.count
-    return [span.sequence.table[end // size]] if end % size and end - end % size >= span.start else []
+    return [span.table[end // size]] if end % size and end - end % size >= span.start else []
 
 
 class BatchAttention:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from gyre.cell.engine import kv_bytes, memory, sampling
-from gyre.cell.engine.base import KvLayout, Weights
-from gyre.cell.engine.decoder import Attend, Decoder
+from gyre.cell.engine.base import KvLayout, KvPart, Weights
+from gyre.cell.engine.decoder import Attend, Decoder, Total
 from gyre.cell.engine.flash import FlashAttention
 from gyre.cell.engine.graphs import DecodeGraphs
 from gyre.cell.engine.invariant import (
@@ -21,13 +21,16 @@ from gyre.cell.engine.invariant import (
     steady_silu,
 )
 from gyre.cell.engine.linear import pick_linear
-from gyre.cell.engine.paged import PagedAttention, PagedKv, PagedPass
+from gyre.cell.engine.paged import PagedAttention, PagedKv, PagedPass, Piece, in_order
 from gyre.cell.engine.scheduler import Span
+from gyre.cell.engine.share import ALONE, Share
+from gyre.rdma import Region
 
 
 class Runner:
-    """A model and its KV pool. All methods belong to the device thread. With `batch_invariant` its numbers do
-    not depend on how sequences are batched and cut into passes."""
+    """A model, or a rank's share of it, and its KV pool. All methods belong to the device thread. With
+    `batch_invariant` its numbers do not depend on how sequences are batched and cut into passes. What has a
+    share is given `total`, over all ranks, before the first pass."""
 
     def __init__(
         self,
@@ -36,17 +39,23 @@ class Runner:
         block_tokens: int,
         window_tokens: int,
         batch_invariant: bool = False,
+        share: Share = ALONE,
     ) -> None:
-        self._model = model
+        self._share = share
+        self._whole_config = model.config
+        self._model = share.model(model)
+        memory_of_share = self._model is not model
         dtype, device = model.dtype, model.device
         if batch_invariant:
             check_invariant(dtype, device)
         self._steady = InvariantLinear(dtype, device) if batch_invariant else None
+        self.total: Total | None = None
         self._decoder = Decoder(
-            model,
+            self._model,
             self._steady or pick_linear(dtype, device),
             window_tokens,
             steady_silu if batch_invariant else F.silu,
+            self._summed if share.ranks > 1 else None,
         )
         self._scores = InvariantScores(self._decoder.head_dim, block_tokens)
         self._blocks = blocks
@@ -54,10 +63,16 @@ class Runner:
         self._kv: PagedKv | None = None
         self._graphs: DecodeGraphs | None = None
         self._model_key = kv_bytes.model_key(model.config)
+        if memory_of_share:
+            memory.release_parameters(self._model)
 
     @property
     def vocab(self) -> int:
         return int(self._model.config.vocab_size)
+
+    @property
+    def block_tokens(self) -> int:
+        return self._block_tokens
 
     @property
     def kv_bytes(self) -> int:
@@ -74,8 +89,7 @@ class Runner:
             if self._model.device.type == "cpu":
                 self._scores.check()
         with weights.open() as tensors:
-            for name, parameter in self._model.named_parameters():
-                parameter.copy_(tensors[name])
+            self._share.fill(self._model, self._whole_config, tensors)
 
     def take_kv(self) -> None:
         if self._kv is None:
@@ -90,7 +104,7 @@ class Runner:
                 self._model.device,
             )
             if self._steady is None and self._model.device.type == "cuda":
-                self._graphs = DecodeGraphs(decoder, self._kv)
+                self._graphs = DecodeGraphs(decoder, self._kv, head=self._share.rank == 0)
 
     def release_kv(self) -> None:
         self._graphs = None
@@ -102,26 +116,54 @@ class Runner:
 
     def kv_layout(self, version: int) -> KvLayout:
         assert self._kv is not None
-        return kv_bytes.layout_of(self._kv.data, self._model_key, version)
+        _, heads = self.heads_of(ALONE)
+        return kv_bytes.layout_of(self._kv.data, self._model_key, version, heads)
 
-    def read_kv(self, blocks: Sequence[int], into: memoryview) -> None:
-        assert self._kv is not None
-        kv_bytes.read_blocks(self._kv.data, blocks, into)
+    def kv_parts(self) -> tuple[tuple[int, int], ...]:
+        return (self.heads_of(self._share),)
 
-    def write_kv(self, blocks: Sequence[int], heads: tuple[int, int], source: memoryview, first: int) -> bool:
+    def read_kv(self, blocks: Sequence[int], parts: Sequence[Region]) -> None:
         assert self._kv is not None
-        return kv_bytes.write_blocks(self._kv.data, blocks, heads, source, first)
+        (part,) = parts
+        kv_bytes.read_blocks(self._kv.data, blocks, part.buffer)
+
+    def write_kv(self, blocks: Sequence[int], part: KvPart, source: memoryview, first: int) -> bool:
+        """Those of its heads that this rank holds."""
+        assert self._kv is not None
+        return kv_bytes.write_blocks(
+            self._kv.data, blocks, self.heads_of(self._share), part.heads, source, first
+        )
+
+    def heads_of(self, share: Share) -> tuple[int, int]:
+        """The KV heads of a rank."""
+        return share.kv_heads(self._whole_config)
+
+    @torch.inference_mode()
+    def follow(self, pieces: Sequence[Piece]) -> None:
+        """This rank's share of a pass that rank 0 runs."""
+        if self._graphs is not None and _decodes(pieces):
+            self._graphs.logits(pieces)
+        else:
+            self._hidden(pieces)
 
     @torch.inference_mode()
     def run(self, spans: Sequence[Span]) -> list[tuple[Span, int, float]]:
         """Computes the spans; for each that ends its sequence: the sampled token, its log-probability."""
-        if self._graphs is not None and all(span.count == 1 and span.samples for span in spans):
+        if self._graphs is not None and _decodes(spans):
             return self._drawn(spans, self._graphs.logits(spans))
+        last = self._hidden(spans)
+        drawing = [span for span in in_order(spans) if span.samples]
+        return self._drawn(drawing, self._decoder.logits(last)) if drawing else []
+
+    def _hidden(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        """Of the last token of each piece that samples."""
         assert self._kv is not None
-        step = PagedPass(self._kv, spans)
-        hidden = self._decoder.hidden(step.input_ids, step.positions, self._attention(step))
-        drawing = [span for span in step.spans if span.samples]
-        return self._drawn(drawing, self._decoder.logits(hidden[step.last])) if drawing else []
+        step = PagedPass(self._kv, pieces)
+        return self._decoder.hidden(step.input_ids, step.positions, self._attention(step))[step.last]
+
+    def _summed(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.total is not None, "the ranks have not met"
+        return self.total(x)
 
     def _drawn(self, spans: Sequence[Span], logits: torch.Tensor) -> list[tuple[Span, int, float]]:
         tokens, logprobs = sampling.sample(
@@ -137,3 +179,7 @@ class Runner:
         if self._model.device.type == "cuda":
             return FlashAttention(step, self._decoder.heads)
         return InvariantAttention(step, self._scores, self._decoder.heads)
+
+
+def _decodes(pieces: Sequence[Piece]) -> bool:
+    return all(piece.count == 1 and piece.samples for piece in pieces)

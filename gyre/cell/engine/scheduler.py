@@ -21,6 +21,14 @@ class Span:
     def samples(self) -> bool:
         return self.start + self.count == len(self.sequence.tokens)
 
+    @property
+    def ids(self) -> list[int]:
+        return self.sequence.tokens[self.start : self.start + self.count]
+
+    @property
+    def table(self) -> list[int]:
+        return self.sequence.table
+
 
 class Scheduler:
     """Continuous batching. Every running sequence gets its decode token in each pass; prompts share the rest

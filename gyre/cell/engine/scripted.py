@@ -16,10 +16,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.cell.engine.base import EngineAsleep, EngineFault, EngineMetrics, GenerateRequest, KvLayout, Weights
+from gyre.cell.engine.base import (
+    EngineAsleep,
+    EngineFault,
+    EngineMetrics,
+    GenerateRequest,
+    KvLayout,
+    KvPart,
+    Weights,
+)
 from gyre.cell.engine.driven import DrivenEngine
 from gyre.cell.engine.scheduler import Span
-from gyre.rdma import Backend
+from gyre.rdma import Backend, Region
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -226,10 +234,15 @@ class _Script:
             head_dim=1,
         )
 
-    def read_kv(self, blocks: Sequence[int], into: memoryview) -> None:
-        into[:] = self._kv[list(blocks)].tobytes()
+    def kv_parts(self) -> tuple[tuple[int, int], ...]:
+        return ((0, 2),)
 
-    def write_kv(self, blocks: Sequence[int], heads: tuple[int, int], source: memoryview, first: int) -> bool:
+    def read_kv(self, blocks: Sequence[int], parts: Sequence[Region]) -> None:
+        (part,) = parts
+        part.buffer[:] = self._kv[list(blocks)].tobytes()
+
+    def write_kv(self, blocks: Sequence[int], part: KvPart, source: memoryview, first: int) -> bool:
+        heads = part.heads
         shape = (-1, *self._shape[1:4], heads[1] - heads[0], 1)
         found = np.frombuffer(source, np.int32).reshape(shape)[first : first + len(blocks)]
         self._kv[list(blocks), :, :, :, heads[0] : heads[1]] = found

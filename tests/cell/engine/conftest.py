@@ -3,10 +3,11 @@ by other means what they must sample."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,9 +18,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 from gyre.cell.engine import Engine, GenerateRequest, Weights
 from gyre.cell.engine.native import NativeEngine
 from gyre.cell.engine.scripted import NoWeights, ScriptedEngine
+from gyre.cell.engine.team import Team
+from gyre.cell.weights import Layout, RegionWeights, fill, shapes
 from gyre.rdma import SharedMemory
 from tests.cell.engine import toy
 from tests.cell.engine.calls import VOCAB
+from tests.cell.engine.followers import Followers
 
 # Of the engines that have one; GYRE_TEST_DEVICE=cuda tests them on a GPU.
 DEVICE = torch.device(os.environ.get("GYRE_TEST_DEVICE", "cpu"))
@@ -100,9 +104,20 @@ class ModelWeights:
         yield {name: parameter.detach() for name, parameter in self._model.named_parameters()}
 
 
+NATIVE_OPTIONS: dict[str, Any] = {
+    "window_tokens": 256,
+    "kv_tokens": 4096,
+    "block_tokens": 8,
+    "max_batch": 16,
+    "chunk_interval_s": 0.0,
+    "eos_token_ids": (),
+}
+
+
 class NativeCase:
     """NativeEngine over a tiny model of one kind, compared with transformers."""
 
+    makes: type[NativeEngine] = NativeEngine
     lacks: Mapping[str, str] = {}
     tolerance = 1e-4
     block_tokens = 8
@@ -117,17 +132,8 @@ class NativeCase:
         return reference_model(self._kind, seed)
 
     def engine(self, **options: Any) -> NativeEngine:
-        defaults: dict[str, Any] = {
-            "window_tokens": 256,
-            "kv_tokens": 4096,
-            "block_tokens": 8,
-            "max_batch": 16,
-            "chunk_interval_s": 0.0,
-            "eos_token_ids": (),
-            "regions": self.regions,
-        }
         model = tiny_model(self._kind, 12345).to(DEVICE)
-        engine = NativeEngine(model, **(defaults | options))
+        engine = self.makes(model, **({**NATIVE_OPTIONS, "regions": self.regions} | options))
         self.engines.append(engine)
         self.models.append(model)
         return engine
@@ -161,6 +167,77 @@ class NativeCase:
     async def close(self) -> None:
         for engine in self.engines:
             await engine.close()
+
+
+class WrittenWeights(RegionWeights):
+    """A model's parameters in a region; `before` is called when they are opened here."""
+
+    def __init__(
+        self, version: int, model: PreTrainedModel, regions: SharedMemory, before: Callable[[], object]
+    ) -> None:
+        names = [name for name, _ in model.named_parameters()]
+        layout = Layout(shapes(model), model.dtype, 0, 1)
+        with regions.allocate(f"weights-{id(model)}", layout.nbytes) as region:
+            views = layout.views(region.buffer)
+            fill(views, [parameter.detach() for parameter in model.parameters()])
+            del views
+            super().__init__(version, names, layout, regions, region.handle)
+        self._before = before
+
+    @contextmanager
+    def open(self) -> Iterator[Mapping[str, torch.Tensor]]:
+        self._before()
+        with super().open() as found:
+            yield found
+
+
+class LeadingEngine(NativeEngine):
+    """Meets its followers before each wake, as a cell has its ranks do."""
+
+    meet: Callable[[], Team]
+
+    async def wake(self, weights: Weights) -> None:
+        if self.version is None:
+            team = await asyncio.to_thread(self.meet)
+            await asyncio.wrap_future(self._thread_lane.run(partial(self.join, team)))
+        await super().wake(weights)
+
+
+class TensorCase(NativeCase):
+    """A NativeEngine of several ranks, the others in another process."""
+
+    makes = LeadingEngine
+
+    def __init__(self, kind: str, shm: Path, followers: Followers, ranks: int = 2) -> None:
+        super().__init__(kind, shm)
+        self._shm = shm
+        self._followers = followers
+        self._ranks = ranks
+
+    def engine(self, *, by_group: str | None = None, **options: Any) -> LeadingEngine:
+        engine = super().engine(ranks=self._ranks, **options)
+        assert isinstance(engine, LeadingEngine)
+        asked = {**NATIVE_OPTIONS, **options}
+        setup = {name: asked[name] for name in ("window_tokens", "kv_tokens", "block_tokens")}
+        setup |= {
+            "kind": self._kind,
+            "batch_invariant": options.get("batch_invariant", False),
+            "by_group": by_group,
+        }
+        name = str(id(engine))
+        engine.meet = partial(self._followers.meet, name, self._ranks, self._shm, setup)
+        return engine
+
+    def weights(
+        self, seed: int, *, version: int | None = None, before: Callable[[], object] = bool
+    ) -> WrittenWeights:
+        version = seed if version is None else version
+        return WrittenWeights(version, self.reference(seed), self.regions, before)
+
+    async def close(self) -> None:
+        await super().close()
+        for engine in self.engines:
+            await asyncio.to_thread(self._followers.forget, str(id(engine)))
 
 
 class WatchedWeights(NoWeights):
@@ -243,13 +320,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     module = metafunc.module.__name__.rpartition(".")[2]
     if module.startswith("test_contract"):
         numbers = module == "test_contract_numbers"
-        cases = [name for name in CASES if numbers or name != "native-qwen3"]
+        cases = [name for name in (*CASES, "native-tensor") if numbers or name != "native-qwen3"]
         metafunc.parametrize("case", cases, indirect=True)
+
+
+@pytest.fixture(scope="session")
+def followers() -> Iterator[Followers]:
+    made = Followers()
+    yield made
+    made.close()
 
 
 @pytest.fixture
 async def case(request: pytest.FixtureRequest, shm: Path) -> AsyncIterator[Case]:
-    made = CASES[request.param](shm)
+    made: Case
+    if request.param == "native-tensor":
+        made = TensorCase("llama", shm, request.getfixturevalue("followers"))
+    else:
+        made = CASES[request.param](shm)
     skip_what_it_lacks(made, request)
     yield made
     await made.close()

@@ -1,0 +1,110 @@
+"""A rank of an engine that another one leads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import structlog
+
+from gyre.cell.engine.base import Weights
+from gyre.cell.engine.orders import (
+    Done,
+    Leave,
+    Order,
+    ReadKv,
+    ReleaseKv,
+    TakeKv,
+    TakeWeights,
+    WriteKv,
+    pack_answer,
+    unpack,
+)
+from gyre.cell.engine.runner import Runner
+from gyre.cell.engine.team import Team
+from gyre.rdma import Backend, RegionHandle
+
+log = structlog.get_logger()
+
+
+class Follower:
+    """Does on `device_thread` what rank 0 says, between other jobs there. Holds nothing once rank 0 has slept
+    or is gone. Where it cannot go on it leaves, which rank 0 sees."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        device_thread: ThreadPoolExecutor,
+        regions: Backend,
+        weights: Callable[[int, RegionHandle], Weights],
+    ) -> None:
+        self._runner = runner
+        self._thread = device_thread
+        self._regions = regions
+        self._weights = weights
+        self._team: Team | None = None
+
+    def join(self, team: Team) -> None:
+        """On the device thread."""
+        self.part()
+        self._team = team
+        self._runner.total = team.total
+        (line,) = team.lines
+        line.start(
+            lambda frame: self._queue(partial(self._obey, team, frame)),
+            lambda: self._queue(partial(self._end, team)),
+        )
+
+    def part(self) -> None:
+        """Frees what it has; on the device thread."""
+        if (team := self._team) is not None:
+            self._team = None
+            self._runner.release_kv()
+            self._runner.release_weights()
+            self._runner.total = None
+            team.close()
+
+    def _queue(self, job: Callable[[], None]) -> None:
+        self._thread.submit(job)
+
+    def _end(self, team: Team) -> None:
+        if team is self._team:
+            self.part()
+
+    def _obey(self, team: Team, frame: bytes) -> None:
+        if team is not self._team:
+            return
+        try:
+            asked = unpack(frame)
+            if isinstance(asked, list):
+                self._runner.follow(asked)
+            else:
+                team.lines[0].send(pack_answer(self._carry_out(asked)))
+        except Exception as error:
+            log.error("engine_rank_failed", rank=team.rank, error=repr(error))
+            self.part()
+
+    def _carry_out(self, order: Order) -> Done:
+        try:
+            return Done(finite=self._do(order))
+        except Exception as error:
+            return Done(error=f"{type(error).__name__}: {error}")
+
+    def _do(self, order: Order) -> bool:
+        match order:
+            case TakeWeights(version=version, region=region):
+                self._runner.take_weights(self._weights(version, region))
+            case TakeKv():
+                self._runner.take_kv()
+            case ReleaseKv():
+                self._runner.release_kv()
+            case ReadKv(blocks=blocks, region=handle):
+                with self._regions.allocate(handle.name, handle.nbytes) as part:
+                    self._runner.read_kv(blocks, (part,))
+            case WriteKv():
+                with self._regions.open(order.part.region) as source:
+                    return self._runner.write_kv(order.blocks, order.part, source.buffer, order.first)
+            case Leave():
+                self._runner.release_weights()
+        return True

@@ -1,0 +1,180 @@
+"""The leading rank of an engine over several: it plans and draws, and has the others compute their shares."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+
+import structlog
+
+from gyre.cell.engine.base import EngineFault, KvLayout, KvPart, Weights
+from gyre.cell.engine.orders import (
+    BadOrder,
+    Done,
+    Leave,
+    Order,
+    ReadKv,
+    ReleaseKv,
+    TakeKv,
+    TakeWeights,
+    WriteKv,
+    pack,
+    pack_pass,
+    unpack_answer,
+)
+from gyre.cell.engine.runner import Runner
+from gyre.cell.engine.scheduler import Span
+from gyre.cell.engine.share import Share
+from gyre.cell.engine.team import Team
+from gyre.cell.weights import RegionWeights
+from gyre.rdma import Region
+
+log = structlog.get_logger()
+
+
+class Lead:
+    """A `rollout.Runner` over rank 0's own and those of `ranks` - 1 followers. Its methods belong to the
+    device thread. Once a follower is gone it is `lost`, for good: `on_lost` is called on some thread, what is
+    asked raises EngineFault, and only memory is freed."""
+
+    def __init__(self, runner: Runner, ranks: int, on_lost: Callable[[], None]) -> None:
+        self._runner = runner
+        self._ranks = ranks
+        self._on_lost = on_lost
+        self._team: Team | None = None
+        self._answers: list[SimpleQueue[Done | None]] = []
+        self.lost: Future[str] = Future()
+
+    def join(self, team: Team) -> None:
+        self.part()
+        self._team = team
+        self._runner.total = team.total
+        self._answers = [SimpleQueue() for _ in team.lines]
+        for rank, (line, answers) in enumerate(zip(team.lines, self._answers, strict=True), start=1):
+            line.start(partial(_answered, answers), partial(self._gone, team, rank, answers))
+
+    def part(self) -> None:
+        """The others see the end of their lines, and free what they have."""
+        if (team := self._team) is not None:
+            self._team = None
+            self._runner.total = None
+            team.close()
+
+    def check(self) -> None:
+        """Raises EngineFault where it is lost."""
+        if self.lost.done():
+            raise EngineFault(f"the engine is lost: {self.lost.result()}")
+
+    @property
+    def vocab(self) -> int:
+        return self._runner.vocab
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._runner.kv_bytes
+
+    def run(self, spans: Sequence[Span]) -> list[tuple[Span, int, float]]:
+        frame = pack_pass(spans, self._runner.block_tokens)
+        for line in self._met().lines:
+            line.send(frame)
+        return self._runner.run(spans)
+
+    def take_weights(self, weights: Weights) -> None:
+        if not isinstance(weights, RegionWeights):
+            raise TypeError(f"{type(weights).__name__} is not in a region that all ranks read")
+        self._together(
+            TakeWeights(version=weights.version, region=weights.region),
+            partial(self._runner.take_weights, weights),
+        )
+
+    def take_kv(self) -> None:
+        self._together(TakeKv(), self._runner.take_kv)
+
+    def release_kv(self) -> None:
+        self._if_met(ReleaseKv(), self._runner.release_kv)
+
+    def release_weights(self) -> None:
+        self._if_met(Leave(), self._runner.release_weights)
+        self.part()
+
+    def kv_layout(self, version: int) -> KvLayout:
+        return self._runner.kv_layout(version)
+
+    def kv_parts(self) -> tuple[tuple[int, int], ...]:
+        """Each head once: ranks may have the same one."""
+        return tuple(
+            dict.fromkeys(self._runner.heads_of(Share(rank, self._ranks)) for rank in range(self._ranks))
+        )
+
+    def read_kv(self, blocks: Sequence[int], parts: Sequence[Region]) -> None:
+        ranks = self._ranks // len(parts)
+        orders = [ReadKv(blocks=tuple(blocks), region=part.handle) for part in parts[1:]]
+        told = dict(zip(range(ranks, self._ranks, ranks), orders, strict=True))
+        self._each(told, partial(self._runner.read_kv, blocks, parts[:1]))
+
+    def write_kv(self, blocks: Sequence[int], part: KvPart, source: memoryview, first: int) -> bool:
+        finite = True
+
+        def own() -> None:
+            nonlocal finite
+            finite = self._runner.write_kv(blocks, part, source, first)
+
+        answers = self._together(WriteKv(blocks=tuple(blocks), part=part, first=first), own)
+        return finite and all(answer.finite for answer in answers)
+
+    # --- all ranks ------------------------------------------------------------------------------
+
+    def _together(self, order: Order, own: Callable[[], None]) -> list[Done]:
+        return self._each(dict.fromkeys(range(1, self._ranks), order), own)
+
+    def _each(self, orders: Mapping[int, Order], own: Callable[[], None]) -> list[Done]:
+        """Has them carried out while this rank does its part. Raises what that raises, else what the first
+        other one could not do."""
+        lines = self._met().lines
+        for rank, order in orders.items():
+            lines[rank - 1].send(pack(order))
+        try:
+            own()
+        finally:
+            found = {rank: self._answers[rank - 1].get() for rank in orders}
+        self.check()
+        done = [answer or Done(error="it is gone") for answer in found.values()]
+        for rank, answer in zip(found, done, strict=True):
+            if answer.error is not None:
+                raise RuntimeError(f"rank {rank}: {answer.error}")
+        return done
+
+    def _if_met(self, order: Order, own: Callable[[], None]) -> None:
+        """Where others are gone, they hold nothing any more."""
+        try:
+            if self._team is None or self.lost.done():
+                own()
+            else:
+                self._together(order, own)
+        except (EngineFault, OSError) as error:
+            log.warning("engine_ranks_not_told", order=type(order).__name__, error=str(error))
+
+    def _met(self) -> Team:
+        self.check()
+        if self._team is None:
+            raise EngineFault("the ranks of the engine have not met")
+        return self._team
+
+    def _gone(self, team: Team, rank: int, answers: SimpleQueue[Done | None]) -> None:
+        """On the line's thread."""
+        with contextlib.suppress(Exception):
+            # Already, by another rank that is gone.
+            self.lost.set_result(f"rank {rank} is gone")
+        answers.put(None)
+        team.total.abort()
+        self._on_lost()
+
+
+def _answered(answers: SimpleQueue[Done | None], frame: bytes) -> None:
+    try:
+        answers.put(unpack_answer(frame))
+    except BadOrder as error:
+        answers.put(Done(error=f"answers nonsense: {error}"))
