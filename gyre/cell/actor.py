@@ -109,6 +109,8 @@ class CellActor(Actor):
         )
         if self._core is not None:
             await self._core.first_snapshot(loaded[0].step, resumed=self._config.checkpoint is not None)
+        if self._setup.engine_over_ranks:
+            await self._change().build_engine()
         snapshot = await self._pull("published")
         await self._ask_ranks(WakeEngine(version=snapshot.version, region=snapshot.region))
         await self._release(snapshot)
@@ -214,6 +216,7 @@ class CellActor(Actor):
             group=self._rendezvous.next_group,
             pull=self._pull,
             release=self._release,
+            engine_over_ranks=self._setup.engine_over_ranks,
         )
 
     # --- a satellite's contributor ----------------------------------------------------------------

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -22,15 +22,18 @@ class CellGroup:
     def rebuild(self, host: str, port: int, prefix: str) -> None:
         """Drops the group that stands and meets the other ranks under `prefix` of the store. Blocks."""
         self.drop()
-        store = TCPStore(host, port, is_master=False, timeout=self._timeout)
         dist.init_process_group(
             "nccl" if self._device.type == "cuda" else "gloo",
-            store=PrefixStore(prefix, store),
+            store=self.store(host, port, prefix),
             rank=self._rank,
             world_size=self._ranks,
             timeout=self._timeout,
             device_id=self._device if self._device.type == "cuda" else None,
         )
+
+    def store(self, host: str, port: int, prefix: str) -> Store:
+        """Where ranks find each other."""
+        return PrefixStore(prefix, TCPStore(host, port, is_master=False, timeout=self._timeout))
 
     def drop(self) -> None:
         if dist.is_initialized():

@@ -11,8 +11,11 @@ from transformers import PreTrainedModel
 
 from gyre.cell.checkpoints import check
 from gyre.cell.engine.base import Engine, EngineMetrics
-from gyre.cell.engine.make import EngineSetup, make_engine
+from gyre.cell.engine.follower import Follower
+from gyre.cell.engine.make import EngineSetup, make_engine, make_follower
 from gyre.cell.engine.memory import release_parameters, return_memory
+from gyre.cell.engine.native import NativeEngine
+from gyre.cell.engine.team import meet
 from gyre.cell.group import CellGroup
 from gyre.cell.model import end_token_ids, gpus, load_model, training_model
 from gyre.cell.train.optimizer import MasterWeights
@@ -20,7 +23,7 @@ from gyre.cell.train.saving import load_optimizer, save_optimizer, save_weights
 from gyre.cell.train.trainer import Trainer
 from gyre.cell.train.warm_start import warm_start
 from gyre.cell.weights import Layout, RegionWeights, checksum, fill, local, parameters, shapes
-from gyre.cell.worker_messages import Loaded, RankStatus, StagedShard, Updated, WorkerConfig
+from gyre.cell.worker_messages import BuildGroup, Loaded, RankStatus, StagedShard, Updated, WorkerConfig
 from gyre.loss import MicroStep, MicroStepStats
 from gyre.rdma import RegionError, RegionHandle, SharedMemory
 
@@ -38,6 +41,7 @@ class Rank:
         self._shared = SharedMemory(config.setup.shm_folder)
         self._model: PreTrainedModel | None = None
         self._engine: Engine | None = None
+        self._follower: Follower | None = None
         self._trainer: Trainer | None = None
         self._masters: MasterWeights | None = None
         self._layout: Layout | None = None
@@ -67,6 +71,10 @@ class Rank:
         if setup.rollout.parallel == "data" or self._config.rank == 0:
             self._engine = make_engine(self._engine_setup(window), model, self._thread, self._shared)
             window = self._engine.window_tokens
+        elif setup.engine_over_ranks:
+            self._follower = make_follower(
+                self._engine_setup(window), model, self._thread, self._shared, self.weights
+            )
         if not (self._config.core and checkpoint is None and setup.model.warm_start is not None):
             release_parameters(model)
         return Loaded(
@@ -90,6 +98,7 @@ class Rank:
             window_tokens=window_tokens,
             eos_token_ids=end_token_ids(setup.model_folder),
             gpus=tuple(gpus(self._device.type, config.slot, ranks, self._ranks)),
+            ranks=len(ranks),
         )
 
     def warm_start(self) -> float:
@@ -107,6 +116,36 @@ class Rank:
         slots = zip(parameters(self._model), self._layout.slots, strict=True)
         rows = [parameter[slot.rows[0] : slot.rows[1]] for parameter, slot in slots]
         self._masters = MasterWeights(rows, self._setup.train)
+
+    # --- meeting the other ranks --------------------------------------------------------------------
+
+    def meet(self, message: BuildGroup) -> None:
+        """Drops what stands. Blocks until all ranks came."""
+        self.part()
+        if not message.engine:
+            self.group.rebuild(message.host, message.port, message.prefix)
+            return
+        cells = self._setup.cells
+        team = meet(
+            self.group.store(message.host, message.port, message.prefix),
+            self._config.rank,
+            self._ranks,
+            self._setup.shm_folder / f"{message.prefix.replace('/', '-')}.sock",
+            device=self._device,
+            timeout_s=cells.group_timeout_s,
+            in_order=self._setup.rollout.batch_invariant,
+        )
+        if self._follower is not None:
+            self._follower.join(team)
+        else:
+            assert isinstance(self._engine, NativeEngine)
+            self._engine.join(team)
+
+    def part(self) -> None:
+        """From the group; an engine's ranks part when it falls asleep."""
+        self.group.drop()
+        if self._follower is not None:
+            self._follower.part()
 
     # --- weights ------------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 rollout -> train: sleep_engines, build_group, pull_weights, begin_training (the cell's calls are handed over
 before; its training loop starts after).
 train -> rollout: end_training, drop_group, pull_weights, wake_engines (the training loop has ended before
-and handed its contribution over). In rollout role ranks need no group, and none stands:
-gloo polls a hundred times a second as long as one does.
+and handed its contribution over). In rollout role ranks need no process group, and none stands:
+gloo polls a hundred times a second as long as one does. Ranks that are one engine meet as such in place of
+drop_group: build_engine.
 
 Each state is timed. A state that fails fails the change, and the cell with it: its supervisor starts it
 again in a known state, its claims return.
@@ -16,6 +17,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal
+
+import msgspec
 
 from gyre.actors import Ask, RemoteError
 from gyre.cell.messages import CellRole, RoleChanged, Snapshot
@@ -39,9 +42,17 @@ class RoleChange:
     """One change of one cell."""
 
     def __init__(
-        self, cell: int, *, ranks: AskRanks, group: GroupAddress, pull: Pull, release: Release
+        self,
+        cell: int,
+        *,
+        ranks: AskRanks,
+        group: GroupAddress,
+        pull: Pull,
+        release: Release,
+        engine_over_ranks: bool = False,
     ) -> None:
         self._cell = cell
+        self._engine_over_ranks = engine_over_ranks
         self._ranks = ranks
         self._group = group
         self._pull = pull
@@ -53,7 +64,7 @@ class RoleChange:
         async with self._in("sleep_engines"):
             await self._ranks(SleepEngine())
         async with self._in("build_group"):
-            await self._build_group()
+            await self._build_group(engine=False)
         async with self._in("pull_weights"):
             snapshot = await self._pull("training")
         async with self._in("begin_training"):
@@ -64,8 +75,12 @@ class RoleChange:
     async def to_rollout(self) -> RoleChanged:
         async with self._in("end_training"):
             await self._ranks(EndTraining())
-        async with self._in("drop_group"):
-            await self._ranks(DropGroup())
+        if self._engine_over_ranks:
+            async with self._in("build_engine"):
+                await self.build_engine()
+        else:
+            async with self._in("drop_group"):
+                await self._ranks(DropGroup())
         async with self._in("pull_weights"):
             snapshot = await self._pull("published")
         async with self._in("wake_engines"):
@@ -82,12 +97,16 @@ class RoleChange:
             await self._release(snapshot)
         return self._done("rollout", snapshot.version)
 
-    async def _build_group(self) -> None:
+    async def build_engine(self) -> None:
+        """Ranks that are one engine meet, before it wakes."""
+        await self._build_group(engine=True)
+
+    async def _build_group(self, *, engine: bool) -> None:
         """A store that died while the ranks met there is no fault of theirs: they meet again at the next."""
         group = await self._group()
         while True:
             try:
-                await self._ranks(group)
+                await self._ranks(msgspec.structs.replace(group, engine=engine))
                 return
             except RemoteError:
                 tried, group = group, await self._group()

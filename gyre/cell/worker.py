@@ -64,7 +64,7 @@ class RankWorker(Actor):
     async def stopping(self) -> None:
         if (engine := self._rank.engine) is not None:
             await engine.close()
-        await self._on_device(self._rank.group.drop)
+        await self._on_device(self._rank.part)
         self._thread.shutdown(wait=False)
 
     def summary(self) -> Mapping[str, Any]:
@@ -113,11 +113,11 @@ class RankWorker(Actor):
 
     @handles(BuildGroup)
     async def build_group(self, message: BuildGroup) -> None:
-        await self._on_device(partial(self._rank.group.rebuild, message.host, message.port, message.prefix))
+        await self._on_device(partial(self._rank.meet, message))
 
     @handles(DropGroup)
     async def drop_group(self, message: DropGroup) -> None:
-        await self._on_device(self._rank.group.drop)
+        await self._on_device(self._rank.part)
 
     @handles(SleepEngine)
     async def sleep_engine(self, message: SleepEngine) -> None:

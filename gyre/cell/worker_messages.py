@@ -35,6 +35,11 @@ class CellSetup(msgspec.Struct, frozen=True, kw_only=True):
     loss: LossConfig
     checkpoint: CheckpointConfig
 
+    @property
+    def engine_over_ranks(self) -> bool:
+        """Whether the ranks of a cell meet to be one native engine. SGLang's processes do so themselves."""
+        return self.rollout.parallel == "tensor" and self.rollout.engine == "native" and self.cells.ranks > 1
+
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of one cell, which is the one numbered `slot` of its machine."""
@@ -67,15 +72,17 @@ class WarmStart(Ask[float], frozen=True, kw_only=True):
 
 
 class BuildGroup(Ask[None], frozen=True, kw_only=True):
-    """Drop the process group that stands and build the next over the store, under its own prefix."""
+    """Drop what stands and meet over the store, under a prefix of its own: as the process group that trains,
+    or with `engine` as one engine over all ranks."""
 
     host: str
     port: int
     prefix: str
+    engine: bool = False
 
 
 class DropGroup(Ask[None], frozen=True, kw_only=True):
-    """Tear the process group down."""
+    """Tear down what was built."""
 
 
 class SleepEngine(Ask[None], frozen=True, kw_only=True):

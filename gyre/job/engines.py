@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import string
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from gyre.cell.engine.base import divides
 from gyre.job.broken import Broken, broken
 from gyre.job.decode import shown
 from gyre.job.tables import Job
@@ -17,8 +20,7 @@ def engine_faults(job: Job) -> Iterator[Broken]:
     """Looks for interpreters and packages, starts and imports nothing."""
     rollout = job.rollout
     if rollout.engine == "native" and rollout.parallel == "tensor":
-        allowed = "'data': the native engine computes on one rank"
-        yield broken(shown("tensor"), allowed, "rollout.parallel", "rollout.engine")
+        yield from _divided(job)
     if rollout.engine == "sglang":
         if rollout.sglang.server_url is None:
             yield from _started(job)
@@ -31,6 +33,27 @@ def engine_faults(job: Job) -> Iterator[Broken]:
             allowed = "with cluster.device = 'cpu' another way, or 'auto': only GPU memory is shared so"
             yield broken(shown("ipc"), allowed, "rollout.sglang.weights_by", "cluster.device")
         yield from _kept(job)
+
+
+def _divided(job: Job) -> Iterator[Broken]:
+    """Where the folder tells of its heads; a recipe's are known when it has run."""
+    ranks, folder = job.cells.ranks, job.model.path
+    heads = None if folder is None else _heads(folder)
+    if heads is not None and not divides(*heads, ranks):
+        found = f"'tensor' over {ranks} ranks of a model of {heads[0]} heads and {heads[1]} KV heads"
+        allowed = "heads that are a multiple of the ranks, KV heads too or a divisor of them; or 'data'"
+        yield broken(found, allowed, "rollout.parallel", "rollout.engine", "cells.ranks", "model.path")
+
+
+def _heads(folder: Path) -> tuple[int, int] | None:
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    both = (heads, kv_heads)
+    return both if all(isinstance(one, int) and one > 0 for one in both) else None
 
 
 def _started(job: Job) -> Iterator[Broken]:

@@ -15,6 +15,12 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_policy(tmp_path_factory.mktemp("policy"))
 
 
+@pytest.fixture(scope="session")
+def even_policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with heads for two ranks."""
+    return write_policy(tmp_path_factory.mktemp("even-policy"), heads=4, kv_heads=2)
+
+
 @pytest.fixture
 def shm() -> Iterator[Path]:
     """A folder for regions that does not exist yet."""

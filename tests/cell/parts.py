@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from pathlib import Path
+from typing import Literal
 
 from gyre.cell.config import (
     CellsConfig,
@@ -22,7 +23,7 @@ VOCAB = 401
 TEMPERATURE = 0.7
 
 
-def write_policy(folder: Path, *, tied: bool = True) -> Path:
+def write_policy(folder: Path, *, tied: bool = True, heads: int = 3, kv_heads: int = 1) -> Path:
     """A Llama of which two ranks hold unlike parts, weights peaked enough that they matter, a tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -30,11 +31,11 @@ def write_policy(folder: Path, *, tied: bool = True) -> Path:
     write_tokenizer(folder)
     config = LlamaConfig(
         vocab_size=VOCAB,
-        hidden_size=45,
+        hidden_size=15 * heads,
         intermediate_size=63,
         num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=1,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
         head_dim=10,
         max_position_embeddings=256,
         initializer_range=0.2,
@@ -49,7 +50,13 @@ def write_policy(folder: Path, *, tied: bool = True) -> Path:
 
 
 def cell_setup(
-    model: Path, shm: Path, checkpoints: Path, *, ranks: int = 1, train: TrainConfig | None = None
+    model: Path,
+    shm: Path,
+    checkpoints: Path,
+    *,
+    ranks: int = 1,
+    parallel: Literal["data", "tensor"] = "data",
+    train: TrainConfig | None = None,
 ) -> CellSetup:
     """In float32 on the CPU."""
     return CellSetup(
@@ -60,7 +67,9 @@ def cell_setup(
         model=ModelConfig(path=model, dtype="float32", context_tokens=128),
         cluster=ClusterConfig(device="cpu", threads_per_rank=1),
         cells=CellsConfig(cells=2, ranks=ranks, capacity_executions=4, group_timeout_s=20.0),
-        rollout=RolloutConfig(temperature=TEMPERATURE, kv_tokens=1024, max_batch=4, chunk_interval_s=0.0),
+        rollout=RolloutConfig(
+            parallel=parallel, temperature=TEMPERATURE, kv_tokens=1024, max_batch=4, chunk_interval_s=0.0
+        ),
         train=train or TrainConfig(lr=1e-2, max_grad_norm=1.0),
         loss=LossConfig(clip_low=0.2, clip_high=0.2),
         checkpoint=CheckpointConfig(keep=2),

@@ -95,6 +95,7 @@ class Joining(Cell):
         self._stand_ins = stand_ins
 
     async def started(self) -> None:
+        self._rendezvous = Meeting(self.context.ref, "", 1.0)
         self.context.run(self._join(), name="join")
 
     async def _spawn_rank(self, rank: int) -> Ref:
@@ -295,11 +296,14 @@ async def test_status_is_the_sum_of_the_ranks(house: House) -> None:
     assert (await house.cells[1].ask(GetStatus())).tokens_per_s == 0.0
 
 
-@pytest.mark.parametrize(("parallel", "engines"), [("data", 2), ("tensor", 1)])
+@pytest.mark.parametrize(
+    ("engine", "parallel", "engines", "meet"),
+    [("native", "data", 2, False), ("native", "tensor", 1, True), ("sglang", "tensor", 1, False)],
+)
 async def test_calls_go_to_every_rank_or_to_the_one_that_leads(
-    house: House, parallel: str, engines: int
+    house: House, engine: str, parallel: str, engines: int, meet: bool
 ) -> None:
-    rollout = msgspec.structs.replace(house.setup.rollout, parallel=parallel)
+    rollout = msgspec.structs.replace(house.setup.rollout, engine=engine, parallel=parallel)
     ears = Ears()
     heard = await house.node.spawn(ChildSpec(name="ears", start=lambda: ears))
     config = CellActorConfig(
@@ -311,8 +315,12 @@ async def test_calls_go_to_every_rank_or_to_the_one_that_leads(
         core=house.cells[0],
     )
     loaded = Loaded(weights_bytes=4, parameters=1, step=0, window_tokens=100)
-    cell = Joining(config, Ranks(2, {LoadModel: loaded}), house.cells)
+    ranks = Ranks(2, {LoadModel: loaded})
+    cell = Joining(config, ranks, house.cells)
     await house.node.spawn(ChildSpec(name="cell-2", start=lambda: cell))
     up = await ears.up
     assert up.engines == tuple(house.cells[:engines])
     assert (up.version, up.window_tokens) == (0, 100)
+    assert [message for message in ranks.asked if isinstance(message, BuildGroup)] == [
+        BuildGroup(host="127.0.0.1", port=1, prefix="/group1", engine=True)
+    ] * meet

@@ -1,5 +1,6 @@
-"""A core and a satellite of two ranks each, as a job runs them: processes, a gloo group a role, a real queue
-and journal. One step, trained by both, from rollout to rollout."""
+"""A core and a satellite of two ranks each, as a job runs them: processes, which meet anew for each role, a
+real queue and journal. One step, trained by both, from rollout to rollout, where a cell's ranks are one
+engine."""
 
 from __future__ import annotations
 
@@ -157,9 +158,11 @@ async def _answer(engine: Ref) -> tuple[tuple[int, ...], tuple[float, ...], set[
 
 
 @pytest.fixture
-async def job(policy_folder: Path, shm: Path, tmp_path: Path) -> AsyncIterator[Job]:
+async def job(even_policy_folder: Path, shm: Path, tmp_path: Path) -> AsyncIterator[Job]:
     train = TrainConfig(lr=3e-2, max_grad_norm=1.0)
-    setup = cell_setup(policy_folder, shm, tmp_path / "checkpoints", ranks=2, train=train)
+    setup = cell_setup(
+        even_policy_folder, shm, tmp_path / "checkpoints", ranks=2, parallel="tensor", train=train
+    )
     async with Journal(tmp_path / "journal.db") as journal, Node(name="test") as node:
         made = Job(setup, node, journal)
         await made.start()
@@ -191,10 +194,12 @@ def greedy(folder: Path) -> tuple[int, ...]:
 
 
 @pytest.mark.timeout(180)
-async def test_two_cells_of_two_ranks_train_a_step_together(job: Job, policy_folder: Path, shm: Path) -> None:
-    assert [(up.role, up.version, len(up.engines)) for up in job.ups] == [("rollout", 0, 2)] * 2
+async def test_two_cells_of_two_ranks_train_a_step_together(
+    job: Job, even_policy_folder: Path, shm: Path
+) -> None:
+    assert [(up.role, up.version, len(up.engines)) for up in job.ups] == [("rollout", 0, 1)] * 2
     before = await job.answers()
-    assert {tokens for tokens, _, _ in before} == {greedy(policy_folder)}
+    assert {tokens for tokens, _, _ in before} == {greedy(even_policy_folder)}
     assert {tuple(versions) for _, _, versions in before} == {(0,)}
 
     # To train; each cell computes one micro-step, the satellite's share crosses to the core.
@@ -212,10 +217,11 @@ async def test_two_cells_of_two_ranks_train_a_step_together(job: Job, policy_fol
     assert check(folder) == 1
     saved = parameters(AutoModelForCausalLM.from_pretrained(folder))
     alone = await asyncio.to_thread(partial(by_one_rank, job.setup, shm.with_name("alone")))
-    untrained = parameters(AutoModelForCausalLM.from_pretrained(policy_folder))
+    untrained = parameters(AutoModelForCausalLM.from_pretrained(even_policy_folder))
     for found, expected, old in zip(saved, alone, untrained, strict=True):
         assert not torch.equal(found, old)
-        torch.testing.assert_close(found.detach(), expected, rtol=1e-4, atol=1e-5)
+        # Adam moves each by the learning rate, 3e-2, where its gradient is all but zero too.
+        torch.testing.assert_close(found.detach(), expected, rtol=1e-3, atol=2e-4)
 
     # Published, and back to rollout: all engines of both cells have the new weights.
     assert await job.cells[0].ask(Publish()) == 1

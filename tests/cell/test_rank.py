@@ -84,9 +84,12 @@ def test_an_engine_that_sleeps_holds_no_weights(make_rank: MakeRank) -> None:
     assert all(is_released(parameter) for parameter in parameters(rank._model))
 
 
-def test_of_ranks_that_are_one_engine_the_first_has_it(make_rank: MakeRank, setup: CellSetup) -> None:
+def test_of_ranks_that_are_one_engine_the_first_has_it(
+    make_rank: MakeRank, setup: CellSetup, even_policy_folder: Path
+) -> None:
     tensor = msgspec.structs.replace(
         setup,
+        model_folder=even_policy_folder,
         cells=msgspec.structs.replace(setup.cells, ranks=2),
         rollout=msgspec.structs.replace(setup.rollout, parallel="tensor"),
     )

@@ -28,11 +28,16 @@ TRAINING, PUBLISHED = 5, 3
 class Change:
     """A change and all that it did, one after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, engine_over_ranks: bool = False) -> None:
         self.ranks = Ranks()
         self.groups = [GROUP]
         self.change = RoleChange(
-            1, ranks=self.ranks.all, group=self._group, pull=self._pull, release=self._release
+            1,
+            ranks=self.ranks.all,
+            group=self._group,
+            pull=self._pull,
+            release=self._release,
+            engine_over_ranks=engine_over_ranks,
         )
 
     async def _group(self) -> BuildGroup:
@@ -79,6 +84,22 @@ async def test_to_rollout() -> None:
     ]
     assert (changed.cell, changed.role, changed.version) == (1, "rollout", PUBLISHED)
     assert list(changed.states_s) == ["end_training", "drop_group", "pull_weights", "wake_engines"]
+
+
+async def test_ranks_that_are_one_engine_meet_before_it_wakes() -> None:
+    made = Change(engine_over_ranks=True)
+    changed = await made.change.to_rollout()
+    assert made.done == [
+        EndTraining(),
+        msgspec.structs.replace(GROUP, engine=True),
+        "pull published",
+        WakeEngine(version=PUBLISHED, region=region("w3")),
+        "release 7",
+    ]
+    assert list(changed.states_s) == ["end_training", "build_engine", "pull_weights", "wake_engines"]
+    made.ranks.asked.clear()
+    await made.change.to_train()
+    assert made.done[:2] == [SleepEngine(), GROUP]
 
 
 async def test_an_update_changes_no_role() -> None:

@@ -36,9 +36,12 @@ class House:
         self._setup = cell_setup(policy_folder, shm, tmp_path / "checkpoints", ranks=2)
         self.engine = ScriptedEngine(answers(lambda _: (7, 8, 9), 0), vocab=VOCAB, eos_token_ids=(0,))
 
-    async def worker(self, *, rank: int = 0, parallel: str = "data") -> tuple[Ref, RegionHandle]:
+    async def worker(
+        self, *, rank: int = 0, parallel: str = "data", model: Path | None = None
+    ) -> tuple[Ref, RegionHandle]:
         rollout = msgspec.structs.replace(self._setup.rollout, parallel=parallel)
-        setup = msgspec.structs.replace(self._setup, rollout=rollout)
+        folder = model or self._setup.model_folder
+        setup = msgspec.structs.replace(self._setup, rollout=rollout, model_folder=folder)
         config = WorkerConfig(setup=setup, cell=0, rank=rank, core=True)
         ref = await self._node.spawn(
             ChildSpec(name=f"rank-{rank}", start=lambda: RankWorker(config), restart="temporary")
@@ -84,8 +87,8 @@ async def test_a_worker_whose_engine_is_lost_ends_and_says_why(house: House) -> 
         await worker.ask(SleepEngine())
 
 
-async def test_a_rank_that_another_one_leads_has_no_engine(house: House) -> None:
-    worker, region = await house.worker(rank=1, parallel="tensor")
+async def test_a_rank_that_another_one_leads_has_no_engine(house: House, even_policy_folder: Path) -> None:
+    worker, region = await house.worker(rank=1, parallel="tensor", model=even_policy_folder)
     await worker.ask(WakeEngine(version=3, region=region))
     assert house.engine.version is None
     with pytest.raises(RemoteError, match="rank 1 has no engine"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,6 @@ def test_the_job_file_of_these_tests_has_no_fault(faults: Faults) -> None:
         ("train.micro_step_tokens=100", "train.micro_step_tokens", "at least model.context_tokens = 2048"),
         ("rollout.kv_tokens=100", "rollout.kv_tokens", "at least model.context_tokens = 2048"),
         ("rollout.kv_tokens=16385", "rollout.kv_tokens", "a multiple of rollout.block_tokens = 16"),
-        ("rollout.parallel=tensor", "rollout.parallel", "'data': the native engine computes on one rank"),
         ("rollout.sglang.mem_fraction_static=1.5", "rollout.sglang.mem_fraction_static", "at most 1"),
         ("rollout.sglang.weights_by=nccl", "rollout.sglang.weights_by", "'ipc', 'distributed', 'disk'"),
         ("rollout.max_new_tokens=2048", "rollout.max_new_tokens", "so that a prompt has room"),
@@ -102,6 +102,35 @@ def test_an_actor_is_looked_for_without_an_import(
 def test_any_name_is_a_class_or_a_fault(name: str) -> None:
     for fault in named_faults("harness.actor", f"{name}:Own", "class"):
         assert fault.key == "harness.actor"
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "says"),
+    [
+        (
+            {"num_attention_heads": 9, "num_key_value_heads": 3},
+            2,
+            "over 2 ranks of a model of 9 heads and 3 KV",
+        ),
+        ({"num_attention_heads": 12, "num_key_value_heads": 3}, 2, "KV heads too or a divisor of them"),
+        ({"num_attention_heads": 9, "num_key_value_heads": 3}, 3, ""),
+        ({"num_attention_heads": 9, "num_key_value_heads": 3}, 1, ""),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2}, 4, ""),
+        ({"num_attention_heads": 8}, 4, ""),
+        ({"num_attention_heads": "8"}, 3, ""),
+        ({}, 3, ""),
+        ([], 3, ""),
+    ],
+)
+def test_ranks_that_are_one_engine_divide_its_heads(
+    faults: Faults, tmp_path: Path, config: object, ranks: int, says: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = faults(
+        f"model.path={tmp_path}", "model.recipe=", f"cells.ranks={ranks}", "rollout.parallel=tensor"
+    )
+    assert ("rollout.parallel" in found) == bool(says)
+    assert says in found.get("rollout.parallel", "")
 
 
 SGLANG = "rollout.engine=sglang"

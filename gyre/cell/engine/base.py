@@ -123,6 +123,12 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
 
 
+def divides(heads: int, kv_heads: int, ranks: int) -> bool:
+    """Whether a model of so many heads can be computed by so many ranks, each with whole heads. Where there
+    are more ranks than KV heads, several hold the same."""
+    return heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+
+
 class KvPart(msgspec.Struct, frozen=True, kw_only=True):
     """KV heads [heads[0], heads[1]) of all blocks of a manifest, in their order, block after block."""
 

@@ -164,7 +164,7 @@ class DrivenEngine:
         """The weights stay as they are."""
         if self._closed:
             return
-        await self._on_lane(self._rollout.end)
+        await self._on_lane(self._end)
         self._closed = True
         self._lane.close()
 
@@ -205,6 +205,9 @@ class DrivenEngine:
         self._lane.run(partial(self._job, partial(self._guarded, work)))
 
     # --- on the lane ----------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        self._rollout.end()
 
     def _job(self, work: Callable[[], R]) -> R:
         try:

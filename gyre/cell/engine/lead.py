@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from queue import SimpleQueue
 
@@ -37,8 +37,8 @@ log = structlog.get_logger()
 
 class Lead:
     """A `rollout.Runner` over rank 0's own and those of `ranks` - 1 followers. Its methods belong to the
-    device thread. Once a follower is gone it is `lost`, for good: `on_lost` is called on some thread, what is
-    asked raises EngineFault, and only memory is freed."""
+    device thread. Once a follower is gone while there are weights, or a pass failed, it is `lost`, for good:
+    `on_lost` is called on some thread, what is asked raises EngineFault, and only memory is freed."""
 
     def __init__(self, runner: Runner, ranks: int, on_lost: Callable[[], None]) -> None:
         self._runner = runner
@@ -46,6 +46,7 @@ class Lead:
         self._on_lost = on_lost
         self._team: Team | None = None
         self._answers: list[SimpleQueue[Done | None]] = []
+        self._awake = False
         self.lost: Future[str] = Future()
 
     def join(self, team: Team) -> None:
@@ -58,6 +59,7 @@ class Lead:
 
     def part(self) -> None:
         """The others see the end of their lines, and free what they have."""
+        self._awake = False
         if (team := self._team) is not None:
             self._team = None
             self._runner.total = None
@@ -77,14 +79,21 @@ class Lead:
         return self._runner.kv_bytes
 
     def run(self, spans: Sequence[Span]) -> list[tuple[Span, int, float]]:
+        team = self._met()
         frame = pack_pass(spans, self._runner.block_tokens)
-        for line in self._met().lines:
-            line.send(frame)
-        return self._runner.run(spans)
+        try:
+            for line in team.lines:
+                line.send(frame)
+            return self._runner.run(spans)
+        except Exception as error:
+            # The others are somewhere within the pass: nothing can be computed together any more.
+            self._lose(team, f"a pass failed: {error!r}")
+            raise
 
     def take_weights(self, weights: Weights) -> None:
         if not isinstance(weights, RegionWeights):
             raise TypeError(f"{type(weights).__name__} is not in a region that all ranks read")
+        self._awake = True
         self._together(
             TakeWeights(version=weights.version, region=weights.region),
             partial(self._runner.take_weights, weights),
@@ -140,11 +149,13 @@ class Lead:
             own()
         finally:
             found = {rank: self._answers[rank - 1].get() for rank in orders}
-        self.check()
-        done = [answer or Done(error="it is gone") for answer in found.values()]
-        for rank, answer in zip(found, done, strict=True):
+        done: list[Done] = []
+        for rank, answer in found.items():
+            if answer is None:
+                raise EngineFault(f"rank {rank} is gone")
             if answer.error is not None:
                 raise RuntimeError(f"rank {rank}: {answer.error}")
+            done.append(answer)
         return done
 
     def _if_met(self, order: Order, own: Callable[[], None]) -> None:
@@ -165,10 +176,15 @@ class Lead:
 
     def _gone(self, team: Team, rank: int, answers: SimpleQueue[Done | None]) -> None:
         """On the line's thread."""
-        with contextlib.suppress(Exception):
-            # Already, by another rank that is gone.
-            self.lost.set_result(f"rank {rank} is gone")
         answers.put(None)
+        if self._awake:
+            self._lose(team, f"rank {rank} is gone")
+
+    def _lose(self, team: Team, why: str) -> None:
+        """From any thread."""
+        # Perhaps it is already, by another rank or a pass that failed of that.
+        with contextlib.suppress(InvalidStateError):
+            self.lost.set_result(why)
         team.total.abort()
         self._on_lost()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,16 +10,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gyre.cell.config import RolloutConfig
-from gyre.cell.engine.base import Engine
-from gyre.rdma import Backend
+from gyre.cell.engine.base import Engine, Weights
+from gyre.rdma import Backend, RegionHandle
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from gyre.cell.engine.follower import Follower
+
 
 class EngineSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine, `rank`'s of `cell`. `gpus` are the ones that are its cell's, or its rank's where each rank
-    has an engine; none on the CPU. `scratch` is a folder in memory."""
+    """One engine, of `rank` of `cell`, or of all its `ranks` if there are more. `gpus` are those that are its
+    cell's, or its rank's where each rank has an engine; none on the CPU. `scratch` is a folder in memory."""
 
     cell: int
     rank: int
@@ -30,6 +33,7 @@ class EngineSetup(msgspec.Struct, frozen=True, kw_only=True):
     window_tokens: int
     eos_token_ids: tuple[int, ...]
     gpus: tuple[int, ...] = ()
+    ranks: int = 1
 
 
 def make_engine(
@@ -90,6 +94,32 @@ def _native(
         chunk_interval_s=rollout.chunk_interval_s,
         eos_token_ids=setup.eos_token_ids,
         batch_invariant=rollout.batch_invariant,
+        ranks=setup.ranks,
         device_thread=device_thread,
         regions=regions,
     )
+
+
+def make_follower(
+    setup: EngineSetup,
+    model: PreTrainedModel,
+    device_thread: ThreadPoolExecutor,
+    regions: Backend,
+    weights: Callable[[int, RegionHandle], Weights],
+) -> Follower:
+    """What `setup.rank` does for the native engine that rank 0 leads. `weights` finds those of a version in a
+    region."""
+    from gyre.cell.engine.follower import Follower
+    from gyre.cell.engine.runner import Runner
+    from gyre.cell.engine.share import Share
+
+    rollout = setup.rollout
+    runner = Runner(
+        model,
+        rollout.kv_tokens // rollout.block_tokens,
+        rollout.block_tokens,
+        min(setup.window_tokens, rollout.kv_tokens),
+        rollout.batch_invariant,
+        Share(setup.rank, setup.ranks),
+    )
+    return Follower(runner, device_thread, regions, weights)

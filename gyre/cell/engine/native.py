@@ -84,8 +84,8 @@ class NativeEngine(DrivenEngine):
             why = await asyncio.shield(asyncio.wrap_future(self._lead.lost))
             raise EngineFault(f"the engine is lost: {why}")
 
-    async def close(self) -> None:
-        await super().close()
+    def _end(self) -> None:
+        super()._end()
         if self._lead is not None:
             self._lead.part()
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from gyre.cell.engine.base import divides
 from gyre.cell.engine.decoder import check_model
 
 _OVER_HEADS = ("q_proj",)
@@ -20,7 +21,7 @@ _SUMMED = ("o_proj", "down_proj")
 def check_share(config: PretrainedConfig, ranks: int) -> None:
     """Raises ValueError for a model that cannot be divided so."""
     heads, kv_heads = _heads(config)
-    if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+    if not divides(heads, kv_heads, ranks):
         raise ValueError(
             f"{heads} heads and {kv_heads} KV heads cannot be divided among {ranks} ranks: heads must be a"
             " multiple of the ranks, and so must KV heads, or the ranks a multiple of them"

@@ -1,8 +1,8 @@
 """The sum over ranks that every layer needs twice.
 
 On a CPU it goes over Unix sockets: a sum of gloo passes several threads, and takes twenty times as long where
-the numbers are few; and a group of gloo polls as long as it stands. Ranks are added up in their order, whatever
-the size, so that a number does not depend on what is beside it.
+the numbers are few; and a group of gloo polls as long as it stands. Ranks are added up in their order,
+whatever the size, so that a number does not depend on what is beside it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class GroupSum:
         return total.to(x.dtype)
 
     def abort(self) -> None:
-        self._group.abort()
+        if (group := self._group) is not None:
+            group.abort()
 
     def close(self) -> None:
         self._group.shutdown()

@@ -1,5 +1,5 @@
-"""The ranks of one engine in touch: from each to the leading one a line, for orders and answers, and what adds
-up over all."""
+"""The ranks of one engine in touch: from each to the leading one a line, for orders and answers, and what
+adds up over all."""
 
 from __future__ import annotations
 

@@ -169,18 +169,24 @@ async def test_parts_of_two_ranks_go_into_one(case: Case) -> None:
     assert (got.token_ids, got.logprobs) == (want.token_ids, pytest.approx(want.logprobs, abs=1e-6))
 
 
+def _lines(data: bytes, count: int) -> list[bytes]:
+    length = len(data) // count
+    return [data[at : at + length] for at in range(0, len(data), length)]
+
+
 def split_heads(case: Case, manifest: KvManifest) -> KvManifest:
-    """The same KV as two ranks with half of the heads each would export it."""
+    """The same KV as two ranks with half of the heads each export it."""
     layout = manifest.layout
-    (part,) = manifest.parts
-    with case.regions.open(part.region) as source:
-        data = bytes(source.buffer)
     rows = len(manifest.tokens) * layout.layers * 2
-    row = len(data) // rows
+    held: list[bytes] = []
+    for part in manifest.parts:
+        with case.regions.open(part.region) as source:
+            held.append(bytes(source.buffer))
+    lines = [b"".join(line) for line in zip(*(_lines(data, rows) for data in held), strict=True)]
+    head = len(lines[0]) // layout.kv_heads
     parts = []
     for rank, heads in enumerate(((0, 1), (1, layout.kv_heads))):
-        cut = slice(*(row // layout.kv_heads * head for head in heads))
-        piece = b"".join(data[at * row : (at + 1) * row][cut] for at in range(rows))
+        piece = b"".join(line[heads[0] * head : heads[1] * head] for line in lines)
         with case.regions.allocate(f"half-{rank}", len(piece)) as region:
             region.buffer[:] = piece
             parts.append(KvPart(heads=heads, region=region.handle))
