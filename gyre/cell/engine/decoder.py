@@ -50,7 +50,7 @@ class Fused:
     def __init__(self, linears: Sequence[Any]) -> None:
         self._weights: list[nn.Parameter] = [linear.weight for linear in linears]
         self._biases: list[nn.Parameter] = [linear.bias for linear in linears if linear.bias is not None]
-        self.weight: torch.Tensor
+        self.weight = torch.empty(0)
         self.bias: torch.Tensor | None = None
 
     def join(self) -> None:

@@ -95,6 +95,7 @@ class DrivenEngine:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         if self.version is None:
             raise EngineAsleep("the engine is asleep")
+        self._check()
         sequence = self._sequence(request)
         outlet: _Outlet = asyncio.Queue()
         self._submit(partial(self._rollout.add, sequence, outlet))
@@ -167,6 +168,9 @@ class DrivenEngine:
         await self._on_lane(self._end)
         self._closed = True
         self._lane.close()
+
+    def _check(self) -> None:
+        """Raises EngineFault where it cannot answer any more."""
 
     def _free(self, copying: Future[KvManifest]) -> None:
         """An export that nobody waited for."""

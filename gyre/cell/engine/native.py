@@ -91,8 +91,15 @@ class NativeEngine(DrivenEngine):
 
     def _fail(self) -> None:
         """A follower is gone: told from another thread, and to calls that no pass runs for too."""
-        assert self._lead is not None
-        self._thread_lane.run_pass(partial(self._job, partial(self._guarded, self._lead.check)))
+        self._thread_lane.run_pass(partial(self._job, partial(self._guarded, self._fail_calls)))
+
+    def _fail_calls(self) -> None:
+        self._rollout.resume()
+        self._check()
+
+    def _check(self) -> None:
+        if self._lead is not None:
+            self._lead.check()
 
 
 class ThreadLane:

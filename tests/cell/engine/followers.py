@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
@@ -56,7 +57,8 @@ class Followers:
         return team
 
     def forget(self, name: str) -> None:
-        self.ask({"do": "forget", "name": name})
+        if self._process is not None:
+            self.ask({"do": "forget", "name": name})
 
     def things(self) -> list[int]:
         """Threads, descriptors and resident bytes of the process."""
@@ -156,6 +158,7 @@ class _Rank:
 
 def main() -> None:
     torch.set_num_threads(1)
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     followers: dict[str, list[_Rank]] = {}
     stores: dict[int, TCPStore] = {}
     for line in sys.stdin:
