@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gyre.rdma import Backend, RegionHandle
+from gyre.rdma import RegionHandle, Regions
 
 ALIGN_BYTES = 64
 
@@ -60,7 +60,7 @@ class RegionWeights:
     """Weights that lie in a region, for an engine (see engine/base.py)."""
 
     def __init__(
-        self, version: int, names: Sequence[str], layout: Layout, backend: Backend, region: RegionHandle
+        self, version: int, names: Sequence[str], layout: Layout, backend: Regions, region: RegionHandle
     ) -> None:
         self.version = version
         self.region = region

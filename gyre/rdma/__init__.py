@@ -1,10 +1,40 @@
-"""Bulk bytes between processes: regions that one side allocates and fills and others read.
+"""Bulk bytes between processes: memory that one side registers and others read, write, or map.
 
 Weights, gradients and KV travel here, never in messages; a message carries the `RegionHandle`.
 """
 
-from gyre.rdma.base import Backend, Region, RegionError, RegionHandle
+from gyre.rdma.base import (
+    Backend,
+    Extent,
+    Note,
+    PeerLost,
+    Refused,
+    Region,
+    RegionError,
+    RegionHandle,
+    Regions,
+    Registration,
+    TransferError,
+    TransferTimeout,
+)
 from gyre.rdma.fetch import ReadRegion, fetch, read
 from gyre.rdma.shm import SharedMemory
 
-__all__ = ["Backend", "ReadRegion", "Region", "RegionError", "RegionHandle", "SharedMemory", "fetch", "read"]
+__all__ = [
+    "Backend",
+    "Extent",
+    "Note",
+    "PeerLost",
+    "ReadRegion",
+    "Refused",
+    "Region",
+    "RegionError",
+    "RegionHandle",
+    "Regions",
+    "Registration",
+    "SharedMemory",
+    "TransferError",
+    "TransferTimeout",
+    "fetch",
+    "read",
+]

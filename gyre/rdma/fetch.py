@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from gyre.actors import Blob, Ref, Stream
-from gyre.rdma.base import Backend, RegionError, RegionHandle
+from gyre.rdma.base import RegionError, RegionHandle, Regions
 
 CHUNK_BYTES = 1024 * 1024
 
@@ -17,7 +17,7 @@ class ReadRegion(Stream[Blob], frozen=True, kw_only=True):
     region: RegionHandle
 
 
-async def read(backend: Backend, region: RegionHandle) -> AsyncIterator[Blob]:
+async def read(backend: Regions, region: RegionHandle) -> AsyncIterator[Blob]:
     """What a handler of ReadRegion answers. Raises RegionError."""
     with backend.open(region) as source:
         for at in range(0, region.nbytes, CHUNK_BYTES):
@@ -25,7 +25,7 @@ async def read(backend: Backend, region: RegionHandle) -> AsyncIterator[Blob]:
             yield Blob(bytes(source.buffer[at : at + CHUNK_BYTES]))
 
 
-async def fetch(region: RegionHandle, holder: Ref, into: Backend, name: str) -> RegionHandle:
+async def fetch(region: RegionHandle, holder: Ref, into: Regions, name: str) -> RegionHandle:
     """A copy here, as `name`, of a region that `holder` can read. Raises RegionError, and what a stream
     raises; then nothing is left of the copy."""
     with into.allocate(name, region.nbytes) as copy:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from gyre.rdma.base import RegionError, RegionHandle
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+from gyre.rdma.memory import checked_name, pointer
 
 
 class SharedRegion:
@@ -47,11 +45,31 @@ class SharedRegion:
         self.close()
 
 
+class Attached:
+    """A mapped file that is kept, and who is at it."""
+
+    def __init__(self, memory: mmap.mmap, descriptor: int) -> None:
+        self._memory = memory
+        self._descriptor = descriptor
+        self.nbytes = len(memory)
+        self.pointer = pointer(memoryview(memory))
+        self.users = 0
+        self.used_s = 0.0
+
+    @property
+    def freed(self) -> bool:
+        return os.fstat(self._descriptor).st_nlink == 0
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+        self._memory.close()
+
+
 class SharedMemory:
     """The regions of one job on one host. The job's root calls `sweep` when all else is over."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def allocate(self, name: str, nbytes: int) -> SharedRegion:
@@ -63,40 +81,53 @@ class SharedMemory:
                 if size not in (0, nbytes):
                     raise RegionError(name, f"exists with {size} bytes, not {nbytes}")
                 # Reserves the pages now: a full /dev/shm is an error here, not a SIGBUS at the first write.
-                os.posix_fallocate(descriptor, 0, nbytes)
+                try:
+                    os.posix_fallocate(descriptor, 0, nbytes)
+                except OSError:
+                    if size == 0:
+                        self._path(name).unlink(missing_ok=True)
+                    raise
                 mapping = mmap.mmap(descriptor, nbytes)
         except OSError as error:
-            raise RegionError(name, f"cannot allocate {nbytes} bytes in {self._folder}: {error}") from error
+            raise RegionError(name, f"cannot allocate {nbytes} bytes in {self.folder}: {error}") from error
         return SharedRegion(RegionHandle(backend="shm", name=name, nbytes=nbytes), mapping)
 
     def open(self, handle: RegionHandle) -> SharedRegion:
         """The region for reading (the mapping is private: writes stay here). Raises RegionError."""
+        with self._file(handle, os.O_RDONLY) as descriptor:
+            # ACCESS_COPY, because torch.frombuffer wants writable memory.
+            return SharedRegion(handle, mmap.mmap(descriptor, handle.nbytes, access=mmap.ACCESS_COPY))
+
+    def attach(self, handle: RegionHandle, *, writable: bool) -> Attached:
+        """The file itself, and whether it was freed meanwhile. Raises RegionError."""
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
+        with self._file(handle, os.O_RDWR if writable else os.O_RDONLY) as descriptor:
+            return Attached(mmap.mmap(descriptor, handle.nbytes, access=access), os.dup(descriptor))
+
+    @contextmanager
+    def _file(self, handle: RegionHandle, flags: int) -> Iterator[int]:
         if handle.backend != "shm":
             raise RegionError(handle.name, f"is on backend {handle.backend!r}, not 'shm'")
         try:
-            with _opened(self._path(handle.name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as descriptor:
+            with _opened(self._path(handle.name), flags | os.O_NOFOLLOW | os.O_CLOEXEC) as descriptor:
                 size = os.fstat(descriptor).st_size
                 if size != handle.nbytes or size == 0:
                     raise RegionError(handle.name, f"has {size} bytes, its handle says {handle.nbytes}")
-                # ACCESS_COPY, because torch.frombuffer wants writable memory.
-                mapping = mmap.mmap(descriptor, handle.nbytes, access=mmap.ACCESS_COPY)
+                yield descriptor
         except FileNotFoundError as error:
             raise RegionError(handle.name, "is gone") from error
         except OSError as error:
             raise RegionError(handle.name, f"cannot be opened: {error}") from error
-        return SharedRegion(handle, mapping)
 
     def free(self, handle: RegionHandle) -> None:
         self._path(handle.name).unlink(missing_ok=True)
 
     def sweep(self) -> None:
         """Removes the folder with all regions left in it."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, name: str) -> Path:
-        if not _NAME.fullmatch(name):
-            raise RegionError(name, "is no region name: letters, digits, '.', '_', '-' only")
-        return self._folder / name
+        return self.folder / checked_name(name)
 
 
 @contextmanager

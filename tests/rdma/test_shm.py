@@ -139,6 +139,7 @@ def test_too_much_is_an_error_that_says_so(folder: Path, shared: SharedMemory) -
     kept = write(shared, "w0", b"abcd")
     with pytest.raises(RegionError, match=rf"cannot allocate {1 << 44} bytes in {folder}: .*No space left"):
         shared.allocate("w1", 1 << 44)
+    assert [path.name for path in folder.iterdir()] == ["w0"]
     assert read(shared, kept) == b"abcd"
     assert read(shared, write(shared, "w1", b"abcdef")) == b"abcdef"
 

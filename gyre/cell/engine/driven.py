@@ -22,7 +22,7 @@ from gyre.cell.engine.blocks import BlockPool
 from gyre.cell.engine.rollout import Rollout, Runner
 from gyre.cell.engine.scheduler import Scheduler
 from gyre.cell.engine.sequence import Sequence
-from gyre.rdma import Backend
+from gyre.rdma import Regions
 
 R = TypeVar("R")
 _Outlet = asyncio.Queue[Chunk | Exception]
@@ -67,7 +67,7 @@ class DrivenEngine:
         chunk_interval_s: float,
         eos_token_ids: tuple[int, ...],
         step_tokens: int,
-        regions: Backend | None,
+        regions: Regions | None,
     ) -> None:
         blocks = kv_tokens // block_tokens
         if blocks < 1:

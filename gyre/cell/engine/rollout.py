@@ -14,7 +14,7 @@ from gyre.cell.engine.handover import Handover, KvStore
 from gyre.cell.engine.scheduler import Scheduler, Span
 from gyre.cell.engine.sequence import Sequence
 from gyre.cell.engine.sessions import LastCalls
-from gyre.rdma import Backend
+from gyre.rdma import Regions
 
 log = structlog.get_logger()
 
@@ -48,7 +48,7 @@ class Rollout(Generic[Outlet]):
         runner: Runner,
         scheduler: Scheduler,
         chunk_interval_s: float,
-        regions: Backend | None = None,
+        regions: Regions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.version: int | None = None

@@ -1,0 +1,99 @@
+"""Copies within one host, in a thread: between mapped memory, and with the memory of another process."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from gyre.rdma.base import Extent, Op
+
+# Between two looks at whether it is still wanted.
+STEP_BYTES = 16 * 2**20
+_VECTORS = 512
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t)]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_ULONG, _POINTER = ctypes.c_ulong, ctypes.c_void_p
+for _call in (_libc.process_vm_readv, _libc.process_vm_writev):
+    _call.restype = ctypes.c_ssize_t
+    _call.argtypes = [ctypes.c_int, _POINTER, _ULONG, _POINTER, _ULONG, _ULONG]
+
+
+class Copier:
+    """One thread, in which no other Python waits: the copies let go of the interpreter."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def copy(self, op: Op, local: int, remote: int, extents: Sequence[Extent], pid: int | None) -> None:
+        """`local`, `remote`: addresses; `pid`: whose the remote one is, None for one of ours. Raises OSError.
+        Cancelled, it returns when nothing is copied any more."""
+        loop = asyncio.get_running_loop()
+        for step in steps(extents):
+            if pid is None:
+                work = loop.run_in_executor(self._thread, _within, op, local, remote, step)
+            else:
+                work = loop.run_in_executor(self._thread, _between, op, local, remote, step, pid)
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                await asyncio.wait({work})
+                raise
+
+    def close(self) -> None:
+        """Nothing is copied any more."""
+        self._thread.shutdown()
+
+
+def steps(extents: Iterable[Extent]) -> Iterable[list[Extent]]:
+    """The same bytes, about STEP_BYTES at a time."""
+    step: list[Extent] = []
+    room = STEP_BYTES
+    for local, remote, left in extents:
+        while left:
+            some = min(left, room)
+            step.append(Extent(local, remote, some))
+            local, remote, left, room = local + some, remote + some, left - some, room - some
+            if room == 0 or len(step) == _VECTORS:
+                yield step
+                step, room = [], STEP_BYTES
+    if step:
+        yield step
+
+
+def _within(op: Op, local: int, remote: int, extents: Sequence[Extent]) -> None:
+    for here, there, nbytes in extents:
+        if op == "read":
+            ctypes.memmove(local + here, remote + there, nbytes)
+        else:
+            ctypes.memmove(remote + there, local + here, nbytes)
+
+
+def _between(op: Op, local: int, remote: int, extents: Sequence[Extent], pid: int) -> None:
+    call = _libc.process_vm_readv if op == "read" else _libc.process_vm_writev
+    left = list(extents)
+    while left:
+        ours = (_Vector * len(left))(*[_Vector(local + here, nbytes) for here, _, nbytes in left])
+        theirs = (_Vector * len(left))(*[_Vector(remote + there, nbytes) for _, there, nbytes in left])
+        moved = call(pid, ours, len(left), theirs, len(left), 0)
+        if moved <= 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"memory of process {pid}: {os.strerror(number)}")
+        left = _after(left, moved)
+
+
+def _after(extents: Sequence[Extent], moved: int) -> list[Extent]:
+    left: list[Extent] = []
+    for here, there, nbytes in extents:
+        gone = min(moved, nbytes)
+        moved -= gone
+        if gone < nbytes:
+            left.append(Extent(here + gone, there + gone, nbytes - gone))
+    return left

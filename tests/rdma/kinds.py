@@ -1,0 +1,18 @@
+"""The backends that run everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gyre.rdma import Backend, SharedMemory
+from gyre.rdma.shm_backend import ShmBackend
+from gyre.rdma.tcp import TcpBackend
+
+KINDS = ("shm", "tcp")
+TOKEN = b"the token of these backends, for tests"
+
+
+def make(kind: str, folder: Path, token: bytes = TOKEN) -> Backend:
+    if kind == "shm":
+        return ShmBackend(SharedMemory(folder))
+    return TcpBackend("127.0.0.1", token)

@@ -1,0 +1,315 @@
+"""What every backend does, with a peer in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from gyre.rdma import (
+    Backend,
+    Extent,
+    PeerLost,
+    Refused,
+    RegionError,
+    RegionHandle,
+    Registration,
+    TransferError,
+    TransferTimeout,
+)
+from tests.rdma.conftest import Holder
+from tests.rdma.holder import digest, noise
+
+MIB = 2**20
+
+
+def whole(nbytes: int) -> list[Extent]:
+    return [Extent(0, 0, nbytes)]
+
+
+@pytest.fixture(params=["allocate", "register"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How the memory came to be."""
+    return str(request.param)
+
+
+def local(here: Backend, nbytes: int, way: str = "allocate") -> Registration:
+    if way == "allocate":
+        return here.allocate("mine", nbytes)
+    return here.register("mine", bytearray(nbytes))
+
+
+async def begun(reading: asyncio.Future[None], mine: Registration) -> None:
+    """Until the first bytes are there."""
+    while not reading.done() and mine.buffer[0] == 0:  # noqa: ASYNC110 - memory tells nobody
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("nbytes", [1, 4097, 40 * MIB + 3])
+async def test_a_read_brings_the_bytes(here: Backend, holder: Holder, way: str, nbytes: int) -> None:
+    remote = await holder.hold("theirs", nbytes, way, seed=nbytes)
+    mine = local(here, nbytes, way)
+    await here.read(mine, remote, whole(nbytes))
+    assert digest(mine.buffer) == digest(noise(nbytes, nbytes))
+
+
+@pytest.mark.parametrize("nbytes", [1, 4097, 40 * MIB + 3])
+async def test_a_write_brings_the_bytes(here: Backend, holder: Holder, way: str, nbytes: int) -> None:
+    remote = await holder.hold("theirs", nbytes, way, writable=True)
+    mine = local(here, nbytes, way)
+    mine.buffer[:] = noise(7, nbytes)
+    await here.write(mine, remote, whole(nbytes))
+    assert (await holder.ask("digest", "theirs")).text == digest(mine.buffer)
+
+
+@pytest.mark.parametrize("op", ["read", "write"])
+async def test_many_scattered_blocks_in_one_operation(here: Backend, holder: Holder, op: str) -> None:
+    block, blocks, mixed = 1000, 20_000, random.Random(3)
+    remote = await holder.hold("theirs", block * blocks, seed=3, writable=True)
+    mine = local(here, block * blocks)
+    theirs, ours = bytearray(noise(3, block * blocks)), bytearray(noise(4, block * blocks))
+    mine.buffer[:] = ours
+    at, far = (mixed.sample(range(0, block * blocks, block), blocks // 2) for _ in range(2))
+    extents = [Extent(a, b, block) for a, b in zip(at, far, strict=True)]
+    for a, b, _ in extents:
+        if op == "read":
+            ours[a : a + block] = theirs[b : b + block]
+        else:
+            theirs[b : b + block] = ours[a : a + block]
+    await (here.read if op == "read" else here.write)(mine, remote, extents)
+    assert digest(mine.buffer) == digest(ours)
+    assert (await holder.ask("digest", "theirs")).text == digest(theirs)
+
+
+async def test_an_operation_of_no_bytes_is_none(here: Backend, holder: Holder) -> None:
+    remote = await holder.hold("theirs", 100)
+    await here.read(local(here, 100), remote, [])
+
+
+async def test_many_operations_at_once(here: Backend, holder: Holder) -> None:
+    nbytes, count = 100_000, 30
+    remote = await holder.hold("theirs", nbytes * count, seed=5)
+    mine = local(here, nbytes * count)
+    async with asyncio.TaskGroup() as group:
+        for at in range(0, nbytes * count, nbytes):
+            group.create_task(here.read(mine, remote, [Extent(at, at, nbytes)]))
+    assert digest(mine.buffer) == digest(noise(5, nbytes * count))
+
+
+async def test_both_ways_at_once(here: Backend, holder: Holder) -> None:
+    nbytes = 4 * MIB
+    remote = await holder.hold("theirs", 2 * nbytes, seed=6, writable=True)
+    mine = local(here, 2 * nbytes)
+    mine.buffer[:] = noise(8, 2 * nbytes)
+    kept = bytes(mine.buffer[nbytes:])
+    async with asyncio.TaskGroup() as group:
+        group.create_task(here.read(mine, remote, [Extent(0, 0, nbytes)]))
+        group.create_task(here.write(mine, remote, [Extent(nbytes, nbytes, nbytes)]))
+    expected = noise(6, 2 * nbytes)[:nbytes] + kept
+    assert digest(mine.buffer) == digest(expected)
+    assert (await holder.ask("digest", "theirs")).text == digest(expected)
+
+
+async def test_notes_come_in_order_and_say_from_where(here: Backend, holder: Holder) -> None:
+    for number in range(3):
+        await holder.ask("notify", f"note {number}", peer=here.address)
+    heard = []
+    async for note in here.notes():
+        heard.append((note.peer, note.message))
+        if len(heard) == 3:
+            break
+    assert heard == [(holder.address, b"note %d" % number) for number in range(3)]
+
+
+async def test_a_peer_hears_notes(here: Backend, holder: Holder) -> None:
+    await here.notify(holder.address, b"read it")
+    assert (await holder.ask("hear")).text == f"{here.address} read it"
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+async def test_another_region_or_key_or_size_is_refused(here: Backend, holder: Holder) -> None:
+    remote = await holder.hold("theirs", 100, seed=1)
+    mine = local(here, 100)
+    for changed, why in (
+        ({"key": b"x" * 16}, "wrong key"),
+        ({"key": b""}, "wrong key"),
+        ({"name": "others"}, "no such region"),
+        ({"nbytes": 50}, "has 100 bytes, not 50"),
+    ):
+        handle = RegionHandle(
+            **{name: getattr(remote, name) for name in RegionHandle.__struct_fields__} | changed
+        )
+        with pytest.raises(Refused, match=f"^region {handle.name} of {holder.address}: admit: {why}"):
+            await here.read(mine, handle, whole(50))
+    await here.read(mine, remote, whole(100))
+    assert bytes(mine.buffer) == noise(1, 100)
+
+
+async def test_what_is_not_writable_is_not_written(here: Backend, holder: Holder) -> None:
+    remote = await holder.hold("theirs", 100, seed=1)
+    with pytest.raises(Refused, match="is read-only"):
+        await here.write(local(here, 100), remote, whole(100))
+    assert (await holder.ask("digest", "theirs")).text == digest(noise(1, 100))
+
+
+@pytest.mark.parametrize(
+    "extent",
+    [
+        Extent(0, 1, 100),
+        Extent(1, 0, 100),
+        Extent(-1, 0, 10),
+        Extent(0, -1, 10),
+        Extent(0, 0, 0),
+        Extent(0, 0, -1),
+        Extent(2**64, 0, 1),
+        Extent(0, 2**64, 1),
+    ],
+)
+async def test_what_lies_outside_is_refused(here: Backend, holder: Holder, extent: Extent) -> None:
+    remote = RegionHandle(backend=here.name, name="theirs", nbytes=100, peer=holder.address, key=b"k")
+    with pytest.raises(RegionError, match="bytes at"):
+        await here.read(local(here, 100), remote, [Extent(0, 0, 1), extent])
+
+
+async def test_another_backend_is_named(here: Backend) -> None:
+    remote = RegionHandle(backend="pigeon", name="theirs", nbytes=100, peer=here.address, key=b"k")
+    with pytest.raises(RegionError, match="theirs: is on backend 'pigeon', not"):
+        await here.read(local(here, 100), remote, whole(100))
+
+
+async def test_a_name_is_registered_once_and_can_be_used_again(here: Backend) -> None:
+    mine = local(here, 100)
+    with pytest.raises(RegionError, match="mine: is registered already"):
+        here.allocate("mine", 100)
+    with pytest.raises(RegionError, match="no region name"):
+        here.allocate("../mine", 100)
+    await mine.close()
+    await mine.close()
+    assert here.allocate("mine", 200).handle.nbytes == 200
+
+
+async def test_memory_that_cannot_be_registered(here: Backend) -> None:
+    for memory, writable, why in (
+        (b"", False, "has no bytes"),
+        (b"abc", True, "is read-only"),
+        ("abc", False, "cannot be registered"),
+        (memoryview(bytearray(10))[::2], False, "cannot be registered"),
+    ):
+        with pytest.raises(RegionError, match=why):
+            here.register("mine", memory, writable=writable)
+    for nbytes in (0, -1, 1 << 60):
+        with pytest.raises(RegionError, match=f"cannot allocate {nbytes} bytes"):
+            here.allocate("mine", nbytes)
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+
+async def test_a_region_that_was_closed_is_refused(here: Backend, holder: Holder) -> None:
+    remote = await holder.hold("theirs", 100)
+    mine = local(here, 100)
+    await here.read(mine, remote, whole(100))
+    await holder.ask("close", "theirs")
+    with pytest.raises(Refused, match="no such region"):
+        await here.read(mine, remote, whole(100))
+    # The same name is not the same region.
+    await holder.hold("theirs", 100)
+    with pytest.raises(Refused, match="wrong key"):
+        await here.read(mine, remote, whole(100))
+
+
+async def test_closing_waits_for_what_has_begun(here: Backend, holder: Holder) -> None:
+    nbytes = 64 * MIB
+    remote = await holder.hold("theirs", nbytes, seed=9)
+    mine = local(here, nbytes)
+    reading = asyncio.ensure_future(here.read(mine, remote, whole(nbytes)))
+    await begun(reading, mine)
+    holder.tell("close", "theirs")
+    closing = asyncio.ensure_future(mine.close())
+    copy = mine.buffer
+    await reading
+    await closing
+    await holder.heard()
+    assert digest(copy) == digest(noise(9, nbytes))
+    with pytest.raises(RegionError, match="mine: is closed"):
+        await here.read(mine, remote, whole(1))
+
+
+async def test_a_cancelled_read_writes_no_more(here: Backend, holder: Holder) -> None:
+    nbytes = 64 * MIB
+    remote = await holder.hold("theirs", nbytes, seed=2)
+    mine = local(here, nbytes)
+    reading = asyncio.ensure_future(here.read(mine, remote, whole(nbytes)))
+    await begun(reading, mine)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    copy = mine.buffer
+    await mine.close()  # until nobody writes there
+    copy[:] = bytes(nbytes)
+    await holder.ask("close", "theirs")  # would wait for who is at it
+    assert digest(copy) == digest(bytes(nbytes))
+
+
+async def test_a_peer_that_stands_still(here: Backend, holder: Holder) -> None:
+    remote = await holder.hold("theirs", MIB, seed=2)
+    mine = local(here, MIB)
+    holder.process.send_signal(19)
+    try:
+        with pytest.raises(TransferTimeout, match=r"theirs of .*: (dial|admit): not done within 0.1 s"):
+            await here.read(mine, remote, whole(MIB), timeout_s=0.1)
+        with pytest.raises(TransferTimeout, match=r"(dial|notify): not done within 0.1 s"):
+            await here.notify(holder.address, b"wake up", timeout_s=0.1)
+    finally:
+        holder.process.send_signal(18)
+    await here.read(mine, remote, whole(MIB))
+    assert digest(mine.buffer) == digest(noise(2, MIB))
+
+
+async def test_a_peer_that_is_killed(here: Backend, kind: str, folder: object) -> None:
+    from pathlib import Path
+
+    assert isinstance(folder, Path)
+    nbytes = 32 * MIB
+    holder = Holder(kind, folder)
+    await holder.met()
+    remote = await holder.hold("victim", nbytes, seed=2)
+    mine = local(here, nbytes)
+    await here.read(mine, remote, whole(nbytes))
+
+    async def read_on() -> None:
+        while True:
+            await here.read(mine, remote, whole(nbytes), timeout_s=10)
+
+    reading = asyncio.ensure_future(read_on())
+    await asyncio.sleep(0.03)
+    holder.kill()
+    with pytest.raises(PeerLost, match="victim of"):
+        await reading
+    with pytest.raises(PeerLost, match="dial"):
+        await here.read(mine, remote, whole(nbytes), timeout_s=10)
+    with pytest.raises(PeerLost, match="dial"):
+        await here.notify(holder.address, b"still there?", timeout_s=10)
+    holder.end()
+    (folder / "victim").unlink(missing_ok=True)
+    for path in folder.glob(".*"):
+        if str(path) in holder.address:
+            path.unlink()
+
+
+async def test_nothing_is_done_by_a_backend_that_was_closed(here: Backend, holder: Holder) -> None:
+    remote = await holder.hold("theirs", 100)
+    mine = local(here, 100)
+    await here.close()
+    with pytest.raises(RegionError, match="mine: is closed"):
+        await here.read(mine, remote, whole(100))
+    with pytest.raises(TransferError, match="is not running"):
+        await here.notify(holder.address, b"hello")
+    with pytest.raises(RegionError, match="is not running"):
+        here.allocate("more", 100)
+    assert [note async for note in here.notes()] == []
+    await here.close()
+    await holder.ask("close", "theirs")
