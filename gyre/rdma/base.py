@@ -72,6 +72,16 @@ class TransferTimeout(TransferError):
     """Not done in time."""
 
 
+class Unusable(RuntimeError):
+    """This process cannot use that backend: `why`, and what to do about it."""
+
+    def __init__(self, backend: str, why: str, fix: str) -> None:
+        super().__init__(f"backend {backend!r} cannot be used: {why}; {fix}")
+        self.backend = backend
+        self.why = why
+        self.fix = fix
+
+
 class Region(Protocol):
     """Mapped bytes. `buffer` is valid until `close`."""
 
@@ -114,8 +124,9 @@ class Registration(Protocol):
     def buffer(self) -> memoryview: ...
 
     async def close(self) -> None:
-        """Refuses what begins now, and returns when what had begun is over. The memory is the caller's again;
-        that which was allocated goes with the last view of it."""
+        """Refuses what begins now, and returns when what had begun is over (of an operation on several
+        connections, the part that had). The memory is the caller's again; that which was allocated goes with
+        the last view of it."""
 
 
 class Backend(Protocol):
@@ -131,11 +142,12 @@ class Backend(Protocol):
     async def start(self) -> None:
         """Listens. Raises OSError."""
 
-    def allocate(self, name: str, nbytes: int, *, writable: bool = False) -> Registration:
+    async def allocate(self, name: str, nbytes: int, *, writable: bool = False) -> Registration:
         """New memory, zero, registered. Raises RegionError."""
 
-    def register(self, name: str, memory: object, *, writable: bool = False) -> Registration:
-        """The caller's own memory, contiguous and not moved or freed before `close`. Raises RegionError."""
+    async def register(self, name: str, memory: object, *, writable: bool = False) -> Registration:
+        """The caller's own memory, contiguous and not moved or freed before `close`; once, at the start: with
+        RDMA it takes a second for some GB. Raises RegionError."""
 
     async def read(
         self,

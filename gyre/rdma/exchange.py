@@ -9,6 +9,7 @@ import hmac
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,6 +87,8 @@ class Exchange(abc.ABC):
         self._serving: set[asyncio.Task[None]] = set()
         self._lanes: Lanes | None = None
         self._address = ""
+        # Memory is made there: it takes the kernel a while to find it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"gyre-rdma-{self.name}")
         self.closed = False
 
     # --- what differs -----------------------------------------------------------------------------
@@ -106,14 +109,13 @@ class Exchange(abc.ABC):
     async def _serve(self, lane: Lane, begin: Begin, region: Registered) -> None:
         """The holder's side of that, from its `Go` on."""
 
-    def _attach(self, name: str, buffer: memoryview, writable: bool) -> Registered:
-        handle = RegionHandle(
-            backend=self.name, name=name, nbytes=buffer.nbytes, peer=self._address, key=new_key()
-        )
-        return Registered(handle, buffer, writable, self._detach)
+    @abc.abstractmethod
+    async def _attach(self, region: Registered) -> None:
+        """Makes the memory reachable. Raises RegionError, then it is not."""
 
-    def _detach(self, region: Registered) -> None:
-        del self._regions[region.handle.name]
+    @abc.abstractmethod
+    async def _detach(self, region: Registered) -> None:
+        """Undoes that."""
 
     # --- the contract -----------------------------------------------------------------------------
 
@@ -134,14 +136,40 @@ class Exchange(abc.ABC):
         self._lanes = Lanes(self._token, self._me)
         self._begin(self._accept(self._listener), "accept")
 
-    def allocate(self, name: str, nbytes: int, *, writable: bool = False) -> Registered:
-        return self.register(name, fresh_bytes(name, nbytes), writable=writable)
-
-    def register(self, name: str, memory: object, *, writable: bool = False) -> Registered:
+    async def allocate(self, name: str, nbytes: int, *, writable: bool = False) -> Registered:
         self._check_new(name)
-        region = self._attach(name, bytes_of(name, memory, writable=writable), writable)
-        self._regions[name] = region
+        loop = asyncio.get_running_loop()
+        return await self._enter(
+            name, await loop.run_in_executor(self._thread, fresh_bytes, name, nbytes), writable
+        )
+
+    async def register(self, name: str, memory: object, *, writable: bool = False) -> Registered:
+        self._check_new(name)
+        return await self._enter(name, bytes_of(name, memory, writable=writable), writable)
+
+    async def _enter(self, name: str, buffer: memoryview, writable: bool) -> Registered:
+        self._check_new(name)
+        key = new_key()
+        handle = RegionHandle(backend=self.name, name=name, nbytes=buffer.nbytes, peer=self._address, key=key)
+        region = self._regions[name] = Registered(handle, buffer, writable, self._leave)
+        attaching = asyncio.get_running_loop().create_task(self._attach(region), name=f"register {name}")
+        try:
+            await asyncio.shield(attaching)
+        except asyncio.CancelledError:
+            # What has been begun there cannot be stopped: it is undone.
+            await asyncio.wait({attaching})
+            if attaching.exception() is None:
+                await region.close()
+            raise
+        finally:
+            if not attaching.done() or attaching.exception() is not None:
+                self._regions.pop(name, None)
+        region.open = True
         return region
+
+    async def _leave(self, region: Registered) -> None:
+        await self._detach(region)
+        del self._regions[region.handle.name]
 
     def _check_new(self, name: str) -> None:
         if checked_name(name) in self._regions:
@@ -201,6 +229,7 @@ class Exchange(abc.ABC):
             self._listener.close()
         if self._lanes is not None:
             self._lanes.close()
+        self._thread.shutdown()
 
     # --- asking -----------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class Lane:
         self._sock = sock
         self.peer = peer
         self.closed = False
+        self._keepers = 0
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -54,7 +55,17 @@ class Lane:
                 waiter.set_exception(LaneLost("the lane was closed"))
         self._unwatch("r")
         self._unwatch("w")
-        self._sock.close()
+        if not self._keepers:
+            self._sock.close()
+
+    def keep(self) -> None:
+        """The other end is to see no end of it before `let_go`: something here is still at its memory."""
+        self._keepers += 1
+
+    def let_go(self) -> None:
+        self._keepers -= 1
+        if self.closed and not self._keepers:
+            self._sock.close()
 
     @property
     def idle(self) -> bool:

@@ -7,7 +7,7 @@ import ctypes
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gyre.rdma.base import Extent, Op, RegionError, RegionHandle
@@ -66,9 +66,13 @@ class Registered:
     """One registration of a backend."""
 
     def __init__(
-        self, handle: RegionHandle, buffer: memoryview, writable: bool, undo: Callable[[Registered], None]
+        self,
+        handle: RegionHandle,
+        buffer: memoryview,
+        writable: bool,
+        undo: Callable[[Registered], Awaitable[None]],
     ) -> None:
-        """`undo`: called once, when nothing is at the memory any more."""
+        """`undo`: called once, when nothing is at the memory any more. Others get in once it is `open`."""
         self._handle = handle
         self._buffer: memoryview | None = buffer
         self.pointer = pointer(buffer)
@@ -79,7 +83,7 @@ class Registered:
         self._unused.set()
         self._hang_up: dict[int, Callable[[], None]] = {}
         self._closing: asyncio.Task[None] | None = None
-        self.open = True
+        self.open = False
 
     @property
     def handle(self) -> RegionHandle:
@@ -99,8 +103,7 @@ class Registered:
         """Somebody is at the memory; `hang_up` ends that where `close` has waited too long."""
         if not self.open:
             raise RegionError(self._handle.name, "is closed")
-        self._users += 1
-        self._unused.clear()
+        self.keep()
         key = id(hang_up)
         if hang_up is not None:
             self._hang_up[key] = hang_up
@@ -108,9 +111,17 @@ class Registered:
             yield
         finally:
             self._hang_up.pop(key, None)
-            self._users -= 1
-            if self._users == 0:
-                self._unused.set()
+            self.let_go()
+
+    def keep(self) -> None:
+        """Something will be at the memory until `let_go`."""
+        self._users += 1
+        self._unused.clear()
+
+    def let_go(self) -> None:
+        self._users -= 1
+        if self._users == 0:
+            self._unused.set()
 
     async def close(self) -> None:
         self.open = False
@@ -126,7 +137,7 @@ class Registered:
             for hang_up in [*self._hang_up.values()]:
                 hang_up()
             await self._unused.wait()
-        self._undo(self)
+        await self._undo(self)
         self._buffer = None
 
 

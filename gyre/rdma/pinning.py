@@ -5,13 +5,15 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from gyre.rdma.base import Extent, Op, RegionHandle
 from gyre.rdma.exchange import Exchange, expect
 from gyre.rdma.frames import Begin, Done, Go
 from gyre.rdma.lane import Lane, LaneLost
 from gyre.rdma.memory import Registered
+
+T = TypeVar("T")
 
 
 class Pinning(Exchange):
@@ -53,6 +55,22 @@ class Pinning(Exchange):
         # No time-out: a peer that has given up may still be at the memory; its death ends the lane.
         expect(await lane.receive(), Done)
         await lane.send(Done())
+
+
+async def outlived(lane: Lane, local: Registered, work: asyncio.Future[T]) -> T:
+    """What it brings. Where this is cancelled the work goes on; until it is over the memory on both sides
+    stays where it is."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        if not work.done():
+            lane.keep()
+            local.keep()
+            work.add_done_callback(lambda _: lane.let_go())
+            work.add_done_callback(lambda _: local.let_go())
+        raise
+    finally:
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 async def while_alive(lane: Lane, work: Coroutine[Any, Any, None]) -> None:

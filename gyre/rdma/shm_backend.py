@@ -49,19 +49,27 @@ class ShmBackend(Pinning):
         self._sweeping: asyncio.TimerHandle | None = None
         self._files: set[str] = set()
 
-    def allocate(self, name: str, nbytes: int, *, writable: bool = False) -> Registered:
+    async def allocate(self, name: str, nbytes: int, *, writable: bool = False) -> Registered:
         self._check_new(name)
-        file = self._shared.allocate(name, nbytes)
+        loop = asyncio.get_running_loop()
+        file = await loop.run_in_executor(self._thread, self._shared.allocate, name, nbytes)
         self._files.add(name)
-        region = self._attach(name, file.buffer, writable)
-        self._regions[name] = region
-        return region
+        try:
+            return await self._enter(name, file.buffer, writable)
+        except BaseException:
+            self._forget(file.handle)
+            raise
 
-    def _detach(self, region: Registered) -> None:
-        super()._detach(region)
+    async def _attach(self, region: Registered) -> None:
+        """Who reads it asks the kernel."""
+
+    async def _detach(self, region: Registered) -> None:
         if region.handle.name in self._files:
-            self._files.remove(region.handle.name)
-            self._shared.free(region.handle)
+            self._forget(region.handle)
+
+    def _forget(self, handle: RegionHandle) -> None:
+        self._files.discard(handle.name)
+        self._shared.free(handle)
 
     async def close(self) -> None:
         await super().close()

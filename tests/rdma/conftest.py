@@ -3,44 +3,63 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
+import pytest_asyncio
 
-from gyre.rdma import Backend, RegionHandle
-from tests.rdma.holder import Answer, Order
+from gyre.rdma import Backend, RegionHandle, Registration
+from tests.rdma.holder import Answer, Order, left
 from tests.rdma.kinds import KINDS, make
 
 # Not the loop's own: its threads would be counted.
 _READER = ThreadPoolExecutor(1)
 
 
-class Holder:
-    """Another process, in `holder.py`."""
+class Process:
+    """`holder.py`: regions of any kind."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rdma.holder", kind, str(folder)],
+            [sys.executable, "-m", "tests.rdma.holder", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self.process.stdout.close()
+
+
+class Holder:
+    """The backend of one kind in such a process."""
+
+    def __init__(self, process: Process, kind: str) -> None:
+        self.process = process.process
+        self._kind = kind
         self.address = ""
 
-    async def met(self) -> str:
-        self.address = (await self.heard()).text
-        return self.address
+    async def start(self) -> None:
+        self.address = (await self.ask("start")).text
 
     def tell(self, do: str, name: str = "", **more: object) -> None:
         assert self.process.stdin is not None
-        order = msgspec.convert({"do": do, "name": name, **more}, Order)
+        order = msgspec.convert({"do": do, "kind": self._kind, "name": name, **more}, Order)
         self.process.stdin.write(msgspec.json.encode(order) + b"\n")
         self.process.stdin.flush()
 
@@ -63,19 +82,6 @@ class Holder:
         async with asyncio.timeout(10):
             await self.ask("clear")
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def end(self) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self.process.stdout.close()
-
 
 @pytest.fixture(scope="session")
 def folder() -> Iterator[Path]:
@@ -83,71 +89,81 @@ def folder() -> Iterator[Path]:
         yield Path(parent) / "regions"
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(scope="session")
+def process(folder: Path) -> Iterator[Process]:
+    process = Process(folder)
+    yield process
+    process.end()
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="session")
-def holders(folder: Path) -> Iterator[dict[str, Holder]]:
-    """One of each kind, made when first asked for."""
-    found: dict[str, Holder] = {}
-    yield found
-    for holder in found.values():
-        holder.end()
+_holders: dict[str, Holder] = {}
 
 
-@pytest.fixture
-async def holder(kind: str, folder: Path, holders: dict[str, Holder]) -> AsyncIterator[Holder]:
-    if kind not in holders:
-        holders[kind] = Holder(kind, folder)
-        await holders[kind].met()
-    yield holders[kind]
-    await holders[kind].clear()
-
-
-@pytest.fixture
-async def here(kind: str, folder: Path, holder: Holder) -> AsyncIterator[Backend]:
-    """Leaves nothing behind."""
-    await once(kind, folder)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(kind: str, folder: Path, process: Process) -> AsyncIterator[Backend]:
+    """One here, with a holder there; at its end nothing of it is left."""
+    if kind not in _holders:
+        holder = Holder(process, kind)
+        await holder.start()
+        _holders[kind] = holder
+        # What a library makes for itself it makes the first time.
+        first = make(kind, folder)
+        await first.start()
+        await (await first.allocate("first", 4096)).close()
+        await first.close()
     before = left(folder)
     backend = make(kind, folder)
     await backend.start()
     yield backend
-    await backend.close()
-    await holder.clear()
+    async with asyncio.timeout(10):
+        await backend.close()
     await settled(folder, before)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-_seen: set[str] = set()
+@pytest_asyncio.fixture(loop_scope="module")
+async def holder(kind: str, backend: Backend) -> AsyncIterator[Holder]:
+    yield _holders[kind]
+    await _holders[kind].clear()
 
 
-async def once(kind: str, folder: Path) -> None:
-    """What a library makes for itself it makes the first time."""
-    if kind not in _seen:
-        _seen.add(kind)
-        backend = make(kind, folder)
-        await backend.start()
-        await backend.allocate("first", 4096).close()
-        await backend.close()
-        _READER.submit(int).result()
+Local = Callable[..., Awaitable[Registration]]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def local(backend: Backend) -> AsyncIterator[Local]:
+    """Makes memory here, and closes it, which waits for whoever is at it."""
+    made: list[Registration] = []
+
+    async def make(nbytes: int, way: str = "allocate") -> Registration:
+        name = f"mine-{len(made)}"
+        if way == "allocate":
+            region = await backend.allocate(name, nbytes)
+        else:
+            region = await backend.register(name, bytearray(nbytes))
+        made.append(region)
+        return region
+
+    yield make
+    async with asyncio.timeout(10):
+        for region in made:
+            await region.close()
 
 
 async def settled(folder: Path, before: dict[str, int]) -> None:
-    """A thread that was joined is there a moment longer, and the other end of a connection too."""
+    """No more than before. A thread that was joined is there a moment longer, and the other end of a
+    connection too."""
     for _ in range(100):
-        if left(folder) == before:
+        if _within(folder, before):
             return
         await asyncio.sleep(0.01)
     assert left(folder) == before
 
 
-def left(folder: Path) -> dict[str, int]:
-    """What this process has: file descriptors, threads, and shared memory of all."""
-    gc.collect()
-    return {
-        "fds": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
-        "files": len(list(folder.iterdir())) if folder.exists() else 0,
-    }
+def _within(folder: Path, before: dict[str, int]) -> bool:
+    return all(count <= before[what] for what, count in left(folder).items())

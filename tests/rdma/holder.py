@@ -1,9 +1,11 @@
-"""`python -m tests.rdma.holder KIND FOLDER`: a process that holds regions, and does what each line says."""
+"""`python -m tests.rdma.holder FOLDER`: a process that holds regions, and does what each line says."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
+import os
 import random
 import sys
 from pathlib import Path
@@ -19,6 +21,7 @@ class Order(msgspec.Struct, omit_defaults=True):
     """A line; `seed`: of the bytes a region begins with."""
 
     do: str
+    kind: str
     name: str = ""
     nbytes: int = 0
     writable: bool = False
@@ -41,50 +44,75 @@ def digest(buffer: memoryview | bytes) -> str:
     return hashlib.blake2b(buffer).hexdigest()
 
 
-async def obey(backend: Backend, regions: dict[str, Registration], order: Order) -> Answer:
-    match order.do:
-        case "allocate":
-            region = backend.allocate(order.name, order.nbytes, writable=order.writable)
-            region.buffer[:] = noise(order.seed, order.nbytes)
-        case "register":
-            memory = bytearray(noise(order.seed, order.nbytes))
-            region = backend.register(order.name, memory, writable=order.writable)
-        case "digest":
-            return Answer(text=digest(regions[order.name].buffer))
-        case "close":
-            await regions.pop(order.name).close()
-            return Answer()
-        case "clear":
-            while regions:
-                await regions.popitem()[1].close()
-            return Answer()
-        case "notify":
-            await backend.notify(order.peer, order.name.encode())
-            return Answer()
-        case "hear":
-            async for note in backend.notes():
-                return Answer(text=f"{note.peer} {note.message.decode()}")
-        case _:
-            raise ValueError(order.do)
-    regions[order.name] = region
-    return Answer(handle=region.handle)
+def left(folder: Path) -> dict[str, int]:
+    """What this process has: file descriptors, threads, and shared memory of all."""
+    gc.collect()
+    return {
+        "fds": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "files": len(list(folder.iterdir())) if folder.exists() else 0,
+    }
 
 
-async def main(kind: str, folder: str) -> None:
-    backend = make(kind, Path(folder))
-    await backend.start()
+class Place:
+    """One backend, made when first asked for."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._backend: Backend = make(kind, folder)
+        self._folder = folder
+        self._regions: dict[str, Registration] = {}
+
+    async def obey(self, order: Order) -> Answer:
+        backend, regions = self._backend, self._regions
+        match order.do:
+            case "start":
+                await backend.start()
+                return Answer(text=backend.address)
+            case "allocate":
+                region = await backend.allocate(order.name, order.nbytes, writable=order.writable)
+                region.buffer[:] = noise(order.seed, order.nbytes)
+            case "register":
+                memory = bytearray(noise(order.seed, order.nbytes))
+                region = await backend.register(order.name, memory, writable=order.writable)
+            case "digest":
+                return Answer(text=digest(regions[order.name].buffer))
+            case "close":
+                await regions.pop(order.name).close()
+                return Answer()
+            case "clear":
+                while regions:
+                    await regions.popitem()[1].close()
+                return Answer()
+            case "notify":
+                await backend.notify(order.peer, order.name.encode())
+                return Answer()
+            case "hear":
+                async for note in backend.notes():
+                    return Answer(text=f"{note.peer} {note.message.decode()}")
+            case "left":
+                return Answer(text=str(left(self._folder)))
+            case "end":
+                await backend.close()
+                return Answer()
+            case _:
+                raise ValueError(order.do)
+        regions[order.name] = region
+        return Answer(handle=region.handle)
+
+
+async def main(folder: str) -> None:
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    say(Answer(text=backend.address))
-    regions: dict[str, Registration] = {}
+    places: dict[str, Place] = {}
     while line := await lines.readline():
-        say(await obey(backend, regions, msgspec.json.decode(line, type=Order)))
-    await backend.close()
-
-
-def say(answer: Answer) -> None:
-    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
-    sys.stdout.flush()
+        order = msgspec.json.decode(line, type=Order)
+        if order.kind not in places:
+            places[order.kind] = Place(order.kind, Path(folder))
+        answer = await places[order.kind].obey(order)
+        sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+        sys.stdout.flush()
+    for kind, place in places.items():
+        await place.obey(Order("end", kind))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from gyre.rdma import Backend, SharedMemory
+from gyre.rdma.mooncake import MooncakeBackend
 from gyre.rdma.shm_backend import ShmBackend
 from gyre.rdma.tcp import TcpBackend
 
-KINDS = ("shm", "tcp")
+KINDS = ("shm", "tcp", "mooncake")
 TOKEN = b"the token of these backends, for tests"
 
 
 def make(kind: str, folder: Path, token: bytes = TOKEN) -> Backend:
     if kind == "shm":
         return ShmBackend(SharedMemory(folder))
+    if kind == "mooncake":
+        return MooncakeBackend("127.0.0.1", token)
     return TcpBackend("127.0.0.1", token)

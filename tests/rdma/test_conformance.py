@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from gyre.rdma import (
@@ -18,10 +21,13 @@ from gyre.rdma import (
     TransferError,
     TransferTimeout,
 )
-from tests.rdma.conftest import Holder
-from tests.rdma.holder import digest, noise
+from tests.rdma.conftest import Holder, Local, Process, settled
+from tests.rdma.holder import digest, left, noise
+from tests.rdma.kinds import make
 
 MIB = 2**20
+# The libraries of some start and end slowly: one of each for all.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def whole(nbytes: int) -> list[Extent]:
@@ -34,40 +40,40 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def local(here: Backend, nbytes: int, way: str = "allocate") -> Registration:
-    if way == "allocate":
-        return here.allocate("mine", nbytes)
-    return here.register("mine", bytearray(nbytes))
-
-
 async def begun(reading: asyncio.Future[None], mine: Registration) -> None:
-    """Until the first bytes are there."""
-    while not reading.done() and mine.buffer[0] == 0:  # noqa: ASYNC110 - memory tells nobody
+    """Until the first bytes of each of its parts are there."""
+    while not reading.done() and not all(mine.buffer[:: 16 * MIB]):  # noqa: ASYNC110 - memory tells nobody
         await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("nbytes", [1, 4097, 40 * MIB + 3])
-async def test_a_read_brings_the_bytes(here: Backend, holder: Holder, way: str, nbytes: int) -> None:
+async def test_a_read_brings_the_bytes(
+    backend: Backend, holder: Holder, way: str, nbytes: int, local: Local
+) -> None:
     remote = await holder.hold("theirs", nbytes, way, seed=nbytes)
-    mine = local(here, nbytes, way)
-    await here.read(mine, remote, whole(nbytes))
+    mine = await local(nbytes, way)
+    await backend.read(mine, remote, whole(nbytes))
     assert digest(mine.buffer) == digest(noise(nbytes, nbytes))
 
 
 @pytest.mark.parametrize("nbytes", [1, 4097, 40 * MIB + 3])
-async def test_a_write_brings_the_bytes(here: Backend, holder: Holder, way: str, nbytes: int) -> None:
+async def test_a_write_brings_the_bytes(
+    backend: Backend, holder: Holder, way: str, nbytes: int, local: Local
+) -> None:
     remote = await holder.hold("theirs", nbytes, way, writable=True)
-    mine = local(here, nbytes, way)
+    mine = await local(nbytes, way)
     mine.buffer[:] = noise(7, nbytes)
-    await here.write(mine, remote, whole(nbytes))
+    await backend.write(mine, remote, whole(nbytes))
     assert (await holder.ask("digest", "theirs")).text == digest(mine.buffer)
 
 
 @pytest.mark.parametrize("op", ["read", "write"])
-async def test_many_scattered_blocks_in_one_operation(here: Backend, holder: Holder, op: str) -> None:
+async def test_many_scattered_blocks_in_one_operation(
+    backend: Backend, holder: Holder, op: str, local: Local
+) -> None:
     block, blocks, mixed = 1000, 20_000, random.Random(3)
     remote = await holder.hold("theirs", block * blocks, seed=3, writable=True)
-    mine = local(here, block * blocks)
+    mine = await local(block * blocks)
     theirs, ours = bytearray(noise(3, block * blocks)), bytearray(noise(4, block * blocks))
     mine.buffer[:] = ours
     at, far = (mixed.sample(range(0, block * blocks, block), blocks // 2) for _ in range(2))
@@ -77,81 +83,81 @@ async def test_many_scattered_blocks_in_one_operation(here: Backend, holder: Hol
             ours[a : a + block] = theirs[b : b + block]
         else:
             theirs[b : b + block] = ours[a : a + block]
-    await (here.read if op == "read" else here.write)(mine, remote, extents)
+    await (backend.read if op == "read" else backend.write)(mine, remote, extents)
     assert digest(mine.buffer) == digest(ours)
     assert (await holder.ask("digest", "theirs")).text == digest(theirs)
 
 
-async def test_an_operation_of_no_bytes_is_none(here: Backend, holder: Holder) -> None:
+async def test_an_operation_of_no_bytes_is_none(backend: Backend, holder: Holder, local: Local) -> None:
     remote = await holder.hold("theirs", 100)
-    await here.read(local(here, 100), remote, [])
+    await backend.read(await local(100), remote, [])
 
 
-async def test_many_operations_at_once(here: Backend, holder: Holder) -> None:
+async def test_many_operations_at_once(backend: Backend, holder: Holder, local: Local) -> None:
     nbytes, count = 100_000, 30
     remote = await holder.hold("theirs", nbytes * count, seed=5)
-    mine = local(here, nbytes * count)
+    mine = await local(nbytes * count)
     async with asyncio.TaskGroup() as group:
         for at in range(0, nbytes * count, nbytes):
-            group.create_task(here.read(mine, remote, [Extent(at, at, nbytes)]))
+            group.create_task(backend.read(mine, remote, [Extent(at, at, nbytes)]))
     assert digest(mine.buffer) == digest(noise(5, nbytes * count))
 
 
-async def test_both_ways_at_once(here: Backend, holder: Holder) -> None:
+async def test_both_ways_at_once(backend: Backend, holder: Holder, local: Local) -> None:
     nbytes = 4 * MIB
     remote = await holder.hold("theirs", 2 * nbytes, seed=6, writable=True)
-    mine = local(here, 2 * nbytes)
+    mine = await local(2 * nbytes)
     mine.buffer[:] = noise(8, 2 * nbytes)
     kept = bytes(mine.buffer[nbytes:])
     async with asyncio.TaskGroup() as group:
-        group.create_task(here.read(mine, remote, [Extent(0, 0, nbytes)]))
-        group.create_task(here.write(mine, remote, [Extent(nbytes, nbytes, nbytes)]))
+        group.create_task(backend.read(mine, remote, [Extent(0, 0, nbytes)]))
+        group.create_task(backend.write(mine, remote, [Extent(nbytes, nbytes, nbytes)]))
     expected = noise(6, 2 * nbytes)[:nbytes] + kept
     assert digest(mine.buffer) == digest(expected)
     assert (await holder.ask("digest", "theirs")).text == digest(expected)
 
 
-async def test_notes_come_in_order_and_say_from_where(here: Backend, holder: Holder) -> None:
+async def test_notes_come_in_order_and_say_from_where(backend: Backend, holder: Holder) -> None:
     for number in range(3):
-        await holder.ask("notify", f"note {number}", peer=here.address)
+        await holder.ask("notify", f"note {number}", peer=backend.address)
     heard = []
-    async for note in here.notes():
+    async for note in backend.notes():
         heard.append((note.peer, note.message))
         if len(heard) == 3:
             break
     assert heard == [(holder.address, b"note %d" % number) for number in range(3)]
 
 
-async def test_a_peer_hears_notes(here: Backend, holder: Holder) -> None:
-    await here.notify(holder.address, b"read it")
-    assert (await holder.ask("hear")).text == f"{here.address} read it"
+async def test_a_peer_hears_notes(backend: Backend, holder: Holder) -> None:
+    await backend.notify(holder.address, b"read it")
+    assert (await holder.ask("hear")).text == f"{backend.address} read it"
 
 
 # --- what is refused ------------------------------------------------------------------------------
 
 
-async def test_another_region_or_key_or_size_is_refused(here: Backend, holder: Holder) -> None:
+async def test_another_region_or_key_or_size_is_refused(
+    backend: Backend, holder: Holder, local: Local
+) -> None:
     remote = await holder.hold("theirs", 100, seed=1)
-    mine = local(here, 100)
+    mine = await local(100)
     for changed, why in (
         ({"key": b"x" * 16}, "wrong key"),
         ({"key": b""}, "wrong key"),
         ({"name": "others"}, "no such region"),
         ({"nbytes": 50}, "has 100 bytes, not 50"),
     ):
-        handle = RegionHandle(
-            **{name: getattr(remote, name) for name in RegionHandle.__struct_fields__} | changed
-        )
+        handle = msgspec.structs.replace(remote, **changed)
         with pytest.raises(Refused, match=f"^region {handle.name} of {holder.address}: admit: {why}"):
-            await here.read(mine, handle, whole(50))
-    await here.read(mine, remote, whole(100))
+            await backend.read(mine, handle, whole(50))
+    await backend.read(mine, remote, whole(100))
     assert bytes(mine.buffer) == noise(1, 100)
 
 
-async def test_what_is_not_writable_is_not_written(here: Backend, holder: Holder) -> None:
+async def test_what_is_not_writable_is_not_written(backend: Backend, holder: Holder, local: Local) -> None:
     remote = await holder.hold("theirs", 100, seed=1)
     with pytest.raises(Refused, match="is read-only"):
-        await here.write(local(here, 100), remote, whole(100))
+        await backend.write(await local(100), remote, whole(100))
     assert (await holder.ask("digest", "theirs")).text == digest(noise(1, 100))
 
 
@@ -168,30 +174,35 @@ async def test_what_is_not_writable_is_not_written(here: Backend, holder: Holder
         Extent(0, 2**64, 1),
     ],
 )
-async def test_what_lies_outside_is_refused(here: Backend, holder: Holder, extent: Extent) -> None:
-    remote = RegionHandle(backend=here.name, name="theirs", nbytes=100, peer=holder.address, key=b"k")
+async def test_what_lies_outside_is_refused(
+    backend: Backend, holder: Holder, extent: Extent, local: Local
+) -> None:
+    remote = RegionHandle(backend=backend.name, name="theirs", nbytes=100, peer=holder.address, key=b"k")
     with pytest.raises(RegionError, match="bytes at"):
-        await here.read(local(here, 100), remote, [Extent(0, 0, 1), extent])
+        await backend.read(await local(100), remote, [Extent(0, 0, 1), extent])
 
 
-async def test_another_backend_is_named(here: Backend) -> None:
-    remote = RegionHandle(backend="pigeon", name="theirs", nbytes=100, peer=here.address, key=b"k")
+async def test_another_backend_is_named(backend: Backend, local: Local) -> None:
+    remote = RegionHandle(backend="pigeon", name="theirs", nbytes=100, peer=backend.address, key=b"k")
     with pytest.raises(RegionError, match="theirs: is on backend 'pigeon', not"):
-        await here.read(local(here, 100), remote, whole(100))
+        await backend.read(await local(100), remote, whole(100))
 
 
-async def test_a_name_is_registered_once_and_can_be_used_again(here: Backend) -> None:
-    mine = local(here, 100)
-    with pytest.raises(RegionError, match="mine: is registered already"):
-        here.allocate("mine", 100)
+async def test_a_name_is_registered_once_and_can_be_used_again(backend: Backend, local: Local) -> None:
+    mine = await local(100)
+    name = mine.handle.name
+    with pytest.raises(RegionError, match=f"{name}: is registered already"):
+        await backend.allocate(name, 100)
     with pytest.raises(RegionError, match="no region name"):
-        here.allocate("../mine", 100)
+        await backend.allocate("../mine", 100)
     await mine.close()
     await mine.close()
-    assert here.allocate("mine", 200).handle.nbytes == 200
+    again = await backend.allocate(name, 200)
+    assert (again.handle.nbytes, bytes(again.buffer)) == (200, bytes(200))
+    await again.close()
 
 
-async def test_memory_that_cannot_be_registered(here: Backend) -> None:
+async def test_memory_that_cannot_be_registered(backend: Backend) -> None:
     for memory, writable, why in (
         (b"", False, "has no bytes"),
         (b"abc", True, "is read-only"),
@@ -199,33 +210,33 @@ async def test_memory_that_cannot_be_registered(here: Backend) -> None:
         (memoryview(bytearray(10))[::2], False, "cannot be registered"),
     ):
         with pytest.raises(RegionError, match=why):
-            here.register("mine", memory, writable=writable)
+            await backend.register("mine", memory, writable=writable)
     for nbytes in (0, -1, 1 << 60):
         with pytest.raises(RegionError, match=f"cannot allocate {nbytes} bytes"):
-            here.allocate("mine", nbytes)
+            await backend.allocate("mine", nbytes)
 
 
 # --- ends -----------------------------------------------------------------------------------------
 
 
-async def test_a_region_that_was_closed_is_refused(here: Backend, holder: Holder) -> None:
+async def test_a_region_that_was_closed_is_refused(backend: Backend, holder: Holder, local: Local) -> None:
     remote = await holder.hold("theirs", 100)
-    mine = local(here, 100)
-    await here.read(mine, remote, whole(100))
+    mine = await local(100)
+    await backend.read(mine, remote, whole(100))
     await holder.ask("close", "theirs")
     with pytest.raises(Refused, match="no such region"):
-        await here.read(mine, remote, whole(100))
+        await backend.read(mine, remote, whole(100))
     # The same name is not the same region.
     await holder.hold("theirs", 100)
     with pytest.raises(Refused, match="wrong key"):
-        await here.read(mine, remote, whole(100))
+        await backend.read(mine, remote, whole(100))
 
 
-async def test_closing_waits_for_what_has_begun(here: Backend, holder: Holder) -> None:
+async def test_closing_waits_for_what_has_begun(backend: Backend, holder: Holder, local: Local) -> None:
     nbytes = 64 * MIB
     remote = await holder.hold("theirs", nbytes, seed=9)
-    mine = local(here, nbytes)
-    reading = asyncio.ensure_future(here.read(mine, remote, whole(nbytes)))
+    mine = await local(nbytes)
+    reading = asyncio.ensure_future(backend.read(mine, remote, whole(nbytes)))
     await begun(reading, mine)
     holder.tell("close", "theirs")
     closing = asyncio.ensure_future(mine.close())
@@ -234,15 +245,15 @@ async def test_closing_waits_for_what_has_begun(here: Backend, holder: Holder) -
     await closing
     await holder.heard()
     assert digest(copy) == digest(noise(9, nbytes))
-    with pytest.raises(RegionError, match="mine: is closed"):
-        await here.read(mine, remote, whole(1))
+    with pytest.raises(RegionError, match="is closed"):
+        await backend.read(mine, remote, whole(1))
 
 
-async def test_a_cancelled_read_writes_no_more(here: Backend, holder: Holder) -> None:
+async def test_a_cancelled_read_writes_no_more(backend: Backend, holder: Holder, local: Local) -> None:
     nbytes = 64 * MIB
     remote = await holder.hold("theirs", nbytes, seed=2)
-    mine = local(here, nbytes)
-    reading = asyncio.ensure_future(here.read(mine, remote, whole(nbytes)))
+    mine = await local(nbytes)
+    reading = asyncio.ensure_future(backend.read(mine, remote, whole(nbytes)))
     await begun(reading, mine)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -254,62 +265,80 @@ async def test_a_cancelled_read_writes_no_more(here: Backend, holder: Holder) ->
     assert digest(copy) == digest(bytes(nbytes))
 
 
-async def test_a_peer_that_stands_still(here: Backend, holder: Holder) -> None:
+async def test_a_peer_that_stands_still(backend: Backend, holder: Holder, local: Local) -> None:
     remote = await holder.hold("theirs", MIB, seed=2)
-    mine = local(here, MIB)
+    mine = await local(MIB)
     holder.process.send_signal(19)
     try:
         with pytest.raises(TransferTimeout, match=r"theirs of .*: (dial|admit): not done within 0.1 s"):
-            await here.read(mine, remote, whole(MIB), timeout_s=0.1)
+            await backend.read(mine, remote, whole(MIB), timeout_s=0.1)
         with pytest.raises(TransferTimeout, match=r"(dial|notify): not done within 0.1 s"):
-            await here.notify(holder.address, b"wake up", timeout_s=0.1)
+            await backend.notify(holder.address, b"wake up", timeout_s=0.1)
     finally:
         holder.process.send_signal(18)
-    await here.read(mine, remote, whole(MIB))
+    await backend.read(mine, remote, whole(MIB))
     assert digest(mine.buffer) == digest(noise(2, MIB))
 
 
-async def test_a_peer_that_is_killed(here: Backend, kind: str, folder: object) -> None:
-    from pathlib import Path
-
-    assert isinstance(folder, Path)
+async def test_a_peer_that_is_killed(backend: Backend, kind: str, folder: Path, local: Local) -> None:
     nbytes = 32 * MIB
-    holder = Holder(kind, folder)
-    await holder.met()
+    mine = await local(nbytes)
+    files = set(os.listdir(folder))
+    process = Process(folder)
+    holder = Holder(process, kind)
+    await holder.start()
     remote = await holder.hold("victim", nbytes, seed=2)
-    mine = local(here, nbytes)
-    await here.read(mine, remote, whole(nbytes))
+    await backend.read(mine, remote, whole(nbytes))
 
     async def read_on() -> None:
         while True:
-            await here.read(mine, remote, whole(nbytes), timeout_s=10)
+            await backend.read(mine, remote, whole(nbytes), timeout_s=10)
 
     reading = asyncio.ensure_future(read_on())
     await asyncio.sleep(0.03)
-    holder.kill()
-    with pytest.raises(PeerLost, match="victim of"):
+    process.kill()
+    with pytest.raises(TransferError, match=f"victim of {holder.address}: (dial|admit|move)"):
         await reading
     with pytest.raises(PeerLost, match="dial"):
-        await here.read(mine, remote, whole(nbytes), timeout_s=10)
+        await backend.read(mine, remote, whole(nbytes), timeout_s=10)
     with pytest.raises(PeerLost, match="dial"):
-        await here.notify(holder.address, b"still there?", timeout_s=10)
-    holder.end()
-    (folder / "victim").unlink(missing_ok=True)
-    for path in folder.glob(".*"):
-        if str(path) in holder.address:
-            path.unlink()
+        await backend.notify(holder.address, b"still there?", timeout_s=10)
+    process.end()
+    for file in set(os.listdir(folder)) - files:
+        os.unlink(folder / file)  # as the sweep of a job does
 
 
-async def test_nothing_is_done_by_a_backend_that_was_closed(here: Backend, holder: Holder) -> None:
+async def test_a_backend_that_was_closed_does_nothing(kind: str, folder: Path, holder: Holder) -> None:
     remote = await holder.hold("theirs", 100)
-    mine = local(here, 100)
-    await here.close()
+    backend = make(kind, folder)
+    await backend.start()
+    mine = await backend.allocate("mine", 100)
+    await backend.read(mine, remote, whole(100))
+    await backend.close()
     with pytest.raises(RegionError, match="mine: is closed"):
-        await here.read(mine, remote, whole(100))
+        await backend.read(mine, remote, whole(100))
     with pytest.raises(TransferError, match="is not running"):
-        await here.notify(holder.address, b"hello")
+        await backend.notify(holder.address, b"hello")
     with pytest.raises(RegionError, match="is not running"):
-        here.allocate("more", 100)
-    assert [note async for note in here.notes()] == []
-    await here.close()
-    await holder.ask("close", "theirs")
+        await backend.allocate("more", 100)
+    assert [note async for note in backend.notes()] == []
+    await backend.close()
+
+
+async def test_hundreds_of_failed_reads_leave_nothing(
+    backend: Backend, holder: Holder, folder: Path, local: Local
+) -> None:
+    remote = await holder.hold("theirs", MIB)
+    wrong = msgspec.structs.replace(remote, key=b"x")
+    mine = await local(MIB)
+
+    async def fail(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(Refused):
+                await backend.read(mine, wrong, whole(MIB))
+
+    await fail(3)
+    before, there = left(folder), await holder.ask("left")
+    await fail(300)
+    await settled(folder, before)
+    assert await holder.ask("left") == there
