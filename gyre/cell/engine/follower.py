@@ -23,7 +23,7 @@ from gyre.cell.engine.orders import (
 )
 from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.team import Team
-from gyre.rdma import Backend, RegionHandle
+from gyre.rdma import RegionHandle, Regions
 
 log = structlog.get_logger()
 
@@ -36,7 +36,7 @@ class Follower:
         self,
         runner: Runner,
         device_thread: ThreadPoolExecutor,
-        regions: Backend,
+        regions: Regions,
         weights: Callable[[int, RegionHandle], Weights],
     ) -> None:
         self._runner = runner

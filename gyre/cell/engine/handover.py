@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from gyre.cell.engine.base import KvLayout, KvManifest, KvPart, KvUnavailable
 from gyre.cell.engine.blocks import BlockPool, CachedBlock
-from gyre.rdma import Backend, Region
+from gyre.rdma import Region, Regions
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
 
@@ -37,7 +37,7 @@ class KvStore(Protocol):
 class Handover:
     """Exports and imports, between two passes: it belongs to whoever drives the engine."""
 
-    def __init__(self, pool: BlockPool, store: KvStore, regions: Backend | None) -> None:
+    def __init__(self, pool: BlockPool, store: KvStore, regions: Regions | None) -> None:
         self._pool = pool
         self._store = store
         self._regions = regions
@@ -81,7 +81,7 @@ class Handover:
             )
         return len(chain) * size
 
-    def _read(self, blocks: Sequence[int], bytes_per_head: int, regions: Backend) -> tuple[KvPart, ...]:
+    def _read(self, blocks: Sequence[int], bytes_per_head: int, regions: Regions) -> tuple[KvPart, ...]:
         name, heads = f"kv-{uuid4().hex}", self._store.kv_parts()
         with ExitStack() as stack:
             made: list[Region] = []
@@ -98,7 +98,7 @@ class Handover:
                 KvPart(heads=part, region=region.handle) for part, region in zip(heads, made, strict=True)
             )
 
-    def _fill(self, parts: Sequence[KvPart], blocks: Sequence[int], first: int, regions: Backend) -> None:
+    def _fill(self, parts: Sequence[KvPart], blocks: Sequence[int], first: int, regions: Regions) -> None:
         for part in parts:
             with regions.open(part.region) as source:
                 if not self._store.write_kv(blocks, part, source.buffer, first):
@@ -112,7 +112,7 @@ class Handover:
         parent = chain[-1] if chain else None
         return self._pool.seal(parent, digests[at], tokens[at * size : (at + 1) * size], block)
 
-    def _backend(self) -> Backend:
+    def _backend(self) -> Regions:
         if self._regions is None:
             raise KvUnavailable("the engine was given no regions to hand KV over in")
         return self._regions

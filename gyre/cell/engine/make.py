@@ -11,7 +11,7 @@ import msgspec
 
 from gyre.cell.config import RolloutConfig
 from gyre.cell.engine.base import Engine, Weights
-from gyre.rdma import Backend, RegionHandle
+from gyre.rdma import RegionHandle, Regions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,7 +37,7 @@ class EngineSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_engine(
-    setup: EngineSetup, model: PreTrainedModel, device_thread: ThreadPoolExecutor, regions: Backend
+    setup: EngineSetup, model: PreTrainedModel, device_thread: ThreadPoolExecutor, regions: Regions
 ) -> Engine:
     """Asleep. `model` and `device_thread` are the rank's own, for an engine that runs in its process."""
     if setup.rollout.engine == "sglang":
@@ -79,7 +79,7 @@ def _sglang(setup: EngineSetup, vocab: int) -> Engine:
 
 
 def _native(
-    setup: EngineSetup, model: PreTrainedModel, device_thread: ThreadPoolExecutor, regions: Backend
+    setup: EngineSetup, model: PreTrainedModel, device_thread: ThreadPoolExecutor, regions: Regions
 ) -> Engine:
     # Here, because it imports torch and transformers.
     from gyre.cell.engine.native import NativeEngine
@@ -104,7 +104,7 @@ def make_follower(
     setup: EngineSetup,
     model: PreTrainedModel,
     device_thread: ThreadPoolExecutor,
-    regions: Backend,
+    regions: Regions,
     weights: Callable[[int, RegionHandle], Weights],
 ) -> Follower:
     """What `setup.rank` does for the native engine that rank 0 leads. `weights` finds those of a version in a

@@ -17,7 +17,7 @@ from gyre.cell.engine.lead import Lead
 from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.share import Share
 from gyre.cell.engine.team import Team
-from gyre.rdma import Backend
+from gyre.rdma import Regions
 
 R = TypeVar("R")
 
@@ -45,7 +45,7 @@ class NativeEngine(DrivenEngine):
         batch_invariant: bool = False,
         ranks: int = 1,
         device_thread: ThreadPoolExecutor | None = None,
-        regions: Backend | None = None,
+        regions: Regions | None = None,
     ) -> None:
         runner = Runner(
             model,

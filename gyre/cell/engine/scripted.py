@@ -27,7 +27,7 @@ from gyre.cell.engine.base import (
 )
 from gyre.cell.engine.driven import DrivenEngine
 from gyre.cell.engine.scheduler import Span
-from gyre.rdma import Backend, Region
+from gyre.rdma import Region, Regions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,7 +89,7 @@ class ScriptedEngine(DrivenEngine):
         pass_s: PassTime = at_once,
         load_s: float = 0.0,
         open_weights: bool = True,
-        regions: Backend | None = None,
+        regions: Regions | None = None,
     ) -> None:
         self._script = _Script(sample, vocab, kv_tokens // block_tokens, block_tokens)
         self._loop_lane = LoopLane(lambda: pass_s(*self._rollout.planned()))
