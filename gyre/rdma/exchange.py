@@ -280,6 +280,10 @@ class Exchange(abc.ABC):
                 at.stage = "move"
                 await self._move(lane, op, local, remote, extents, go.grant)
 
+    def _lost(self, peer: str) -> None:
+        """It cannot be reached any more, or does not speak as it should."""
+        log.info("rdma_peer_lost", backend=self.name, peer=peer)
+
     def _hint(self) -> bytes:
         """What the holder needs to know of this end."""
         return b""
@@ -300,6 +304,7 @@ class Exchange(abc.ABC):
         except Rejected as error:
             raise Refused(name, peer, at.stage, str(error)) from error
         except (LaneLost, BadFrame) as error:
+            self._lost(peer)
             raise PeerLost(name, peer, at.stage, str(error)) from error
         except (OSError, ValueError) as error:
             raise TransferError(name, peer, at.stage, str(error)) from error

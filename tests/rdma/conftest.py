@@ -86,7 +86,9 @@ class Holder:
 @pytest.fixture(scope="session")
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="gyre-test-", dir="/dev/shm") as parent:
-        yield Path(parent) / "regions"
+        folder = Path(parent) / "regions"
+        folder.mkdir(mode=0o700)
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from gyre.rdma import Backend, SharedMemory
 from gyre.rdma.mooncake import MooncakeBackend
+from gyre.rdma.nixl import NixlBackend
 from gyre.rdma.shm_backend import ShmBackend
 from gyre.rdma.tcp import TcpBackend
 
-KINDS = ("shm", "tcp", "mooncake")
+KINDS = ("shm", "tcp", "mooncake", "nixl")
 TOKEN = b"the token of these backends, for tests"
 
 
@@ -18,4 +19,6 @@ def make(kind: str, folder: Path, token: bytes = TOKEN) -> Backend:
         return ShmBackend(SharedMemory(folder))
     if kind == "mooncake":
         return MooncakeBackend("127.0.0.1", token)
+    if kind == "nixl":
+        return NixlBackend("127.0.0.1", token)
     return TcpBackend("127.0.0.1", token)
