@@ -30,6 +30,8 @@ class Lane:
         self._sock = sock
         self.peer = peer
         self.closed = False
+        # Called once, when it is.
+        self.at_close: list[Callable[[], None]] = []
         self._keepers = 0
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
@@ -55,6 +57,8 @@ class Lane:
                 waiter.set_exception(LaneLost("the lane was closed"))
         self._unwatch("r")
         self._unwatch("w")
+        for call in self.at_close:
+            call()
         if not self._keepers:
             self._sock.close()
 
@@ -80,9 +84,15 @@ class Lane:
             pass
         return False
 
-    async def ended(self) -> None:
-        """Until the other end closes, or says something where it should be silent."""
+    async def ended(self) -> bool:
+        """Until the other end says something (False) or closes (True)."""
         await self._ready("r")
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     # --- frames -----------------------------------------------------------------------------------
 

@@ -74,12 +74,15 @@ async def outlived(lane: Lane, local: Registered, work: asyncio.Future[T]) -> T:
 
 
 async def while_alive(lane: Lane, work: Coroutine[Any, Any, None]) -> None:
-    """Does it, and cancels it where the lane ends. Raises LaneLost then, else what it raises."""
+    """Does it, and cancels it where the lane ends before the other end has said anything. Raises LaneLost
+    then, else what it raises."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     ended = loop.create_task(lane.ended())
     try:
         await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and not ended.result():
+            await asyncio.wait({task})
     finally:
         done = task.done()
         task.cancel()

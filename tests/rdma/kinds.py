@@ -9,8 +9,9 @@ from gyre.rdma.mooncake import MooncakeBackend
 from gyre.rdma.nixl import NixlBackend
 from gyre.rdma.shm_backend import ShmBackend
 from gyre.rdma.tcp import TcpBackend
+from gyre.rdma.ucx import UcxBackend
 
-KINDS = ("shm", "tcp", "mooncake", "nixl")
+KINDS = ("shm", "tcp", "ucx", "mooncake", "nixl")
 TOKEN = b"the token of these backends, for tests"
 
 
@@ -19,6 +20,8 @@ def make(kind: str, folder: Path, token: bytes = TOKEN) -> Backend:
         return ShmBackend(SharedMemory(folder))
     if kind == "mooncake":
         return MooncakeBackend("127.0.0.1", token)
+    if kind == "ucx":
+        return UcxBackend("127.0.0.1", token)
     if kind == "nixl":
         return NixlBackend("127.0.0.1", token)
     return TcpBackend("127.0.0.1", token)

@@ -40,14 +40,15 @@ class UcxWorker:
     it is on. UCX calls back from within its progress, where nothing may be closed: what it says is noted
     and handled after."""
 
-    def __init__(self, devices: str = "") -> None:
-        """`devices`: the only networks that UCX may use, unless the environment names some. TransportUnusable
-        where UCX is not installed, or does not start."""
+    def __init__(self, devices: str = "", *, tags: bool = False) -> None:
+        """`devices`: the only networks that UCX may use, unless the environment names some. `tags`: for
+        messages by tag, not for streams. TransportUnusable where UCX is not installed, or does not start."""
         self.api = _load()
         config = {"NET_DEVICES": devices} if devices and "UCX_NET_DEVICES" not in os.environ else {}
         feature = self.api.Feature
+        kind = feature.TAG if tags else feature.STREAM
         try:
-            self._context = self.api.UCXContext(config, feature_flags=(feature.STREAM, feature.WAKEUP))
+            self._context = self.api.UCXContext(config, feature_flags=(kind, feature.WAKEUP))
             self._worker: Any = self.api.UCXWorker(self._context)
             self._worker.init_blocking_progress_mode()
         except self.api.UCXError as error:
@@ -66,6 +67,17 @@ class UcxWorker:
         """An endpoint to be. UCXError."""
         self._start()
         return self.api.UCXEndpoint.create(self._worker, address, port, True)
+
+    def address(self) -> bytes:
+        """By which another worker reaches this one, without a listener."""
+        self._start()
+        return bytes(self.api.UCXAddress.create_from_worker(self._worker).tobytes())
+
+    def reach(self, address: bytes) -> Any:
+        """An endpoint to a worker. UCXError, ValueError."""
+        self._start()
+        there = self.api.UCXAddress.create_from_buffer(bytearray(address))
+        return self.api.UCXEndpoint.create_from_worker_address(self._worker, there, True)
 
     def listen(self, called: Callable[[Any], None]) -> int:
         """At any port, which it returns, of any address: ucxx offers no other. `called` gets endpoints, until
