@@ -42,6 +42,8 @@ WINDOW_TOKENS = 500
 
 if PYTHON is None:
     collect_ignore_glob = ["test_*.py"]
+elif DEVICE.type != "cuda":
+    collect_ignore = ["test_gpus.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

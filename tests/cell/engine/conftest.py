@@ -209,6 +209,8 @@ class TensorCase(NativeCase):
     makes = LeadingEngine
 
     def __init__(self, kind: str, shm: Path, followers: Followers, ranks: int = 2) -> None:
+        if DEVICE.type == "cuda" and torch.cuda.device_count() < ranks:
+            pytest.skip(f"there are fewer GPUs than {ranks} ranks")
         super().__init__(kind, shm)
         self._shm = shm
         self._followers = followers

@@ -26,8 +26,12 @@ from gyre.cell.engine.team import Team, meet
 from gyre.cell.weights import Layout, RegionWeights, shapes
 from gyre.rdma import RegionHandle, SharedMemory
 
-CPU = torch.device("cpu")
+CUDA = os.environ.get("GYRE_TEST_DEVICE") == "cuda"
 TIMEOUT_S = 20.0
+
+
+def device_of(rank: int) -> torch.device:
+    return torch.device("cuda", rank) if CUDA else torch.device("cpu")
 
 
 class Followers:
@@ -52,7 +56,7 @@ class Followers:
             self._send({"do": "meet", "name": name, **address, **setup})
             store = PrefixStore(prefix, self._store)
             path = shm / f"{prefix}.sock"
-            team = meet(store, 0, ranks, path, device=CPU, timeout_s=TIMEOUT_S, **_how(setup))
+            team = meet(store, 0, ranks, path, device=device_of(0), timeout_s=TIMEOUT_S, **_how(setup))
             self._answer()
         return team
 
@@ -123,9 +127,10 @@ class _Rank:
         from tests.cell.engine.conftest import tiny_model
 
         self._rank = rank
-        self._thread = ThreadPoolExecutor(1)
+        self._device = device_of(rank)
+        self._thread = ThreadPoolExecutor(1, initializer=self._begin)
         self._shared = SharedMemory(Path(order["shm"]))
-        model = tiny_model(order["kind"], 0)
+        model = tiny_model(order["kind"], 0).to(self._device)
         self._names = [name for name, _ in model.named_parameters()]
         self._layout = Layout(shapes(model), model.dtype, 0, 1)
         kv_tokens, block_tokens = order["kv_tokens"], order["block_tokens"]
@@ -146,10 +151,15 @@ class _Rank:
         self._thread.submit(self._follower.part).result()
         self._thread.shutdown()
 
+    def _begin(self) -> None:
+        if CUDA:
+            torch.cuda.set_device(self._device)
+
     def _meet(self, store: PrefixStore, order: dict[str, Any]) -> None:
         how = _how(order)
         ranks = order["ranks"]
-        team = meet(store, self._rank, ranks, Path("unused"), device=CPU, timeout_s=TIMEOUT_S, **how)
+        unused = Path("unused")
+        team = meet(store, self._rank, ranks, unused, device=self._device, timeout_s=TIMEOUT_S, **how)
         self._follower.join(team)
 
     def _weights(self, version: int, region: RegionHandle) -> RegionWeights:
