@@ -52,10 +52,10 @@ class Copier:
         self._thread.shutdown()
 
 
-def steps(extents: Iterable[Extent]) -> Iterable[list[Extent]]:
-    """The same bytes, about STEP_BYTES at a time."""
+def steps(extents: Iterable[Extent], nbytes: int = STEP_BYTES) -> Iterable[list[Extent]]:
+    """The same bytes, at most `nbytes` at a time."""
     step: list[Extent] = []
-    room = STEP_BYTES
+    room = nbytes
     for local, remote, left in extents:
         while left:
             some = min(left, room)
@@ -63,7 +63,7 @@ def steps(extents: Iterable[Extent]) -> Iterable[list[Extent]]:
             local, remote, left, room = local + some, remote + some, left - some, room - some
             if room == 0 or len(step) == _VECTORS:
                 yield step
-                step, room = [], STEP_BYTES
+                step, room = [], nbytes
     if step:
         yield step
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from gyre.rdma.base import Extent, Op, RegionError, RegionHandle
 
@@ -62,20 +63,34 @@ def pointer(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
+class Memory(NamedTuple):
+    """A run of bytes. `view`: where this process can look at them; `owner`: what keeps them there."""
+
+    pointer: int
+    nbytes: int
+    view: memoryview | None
+    owner: object
+
+
+def of_host(view: memoryview) -> Memory:
+    """Memory of this process."""
+    return Memory(pointer(view), view.nbytes, view, view)
+
+
 class Registered:
     """One registration of a backend."""
 
     def __init__(
         self,
         handle: RegionHandle,
-        buffer: memoryview,
+        memory: Memory,
         writable: bool,
         undo: Callable[[Registered], Awaitable[None]],
     ) -> None:
         """`undo`: called once, when nothing is at the memory any more. Others get in once it is `open`."""
         self._handle = handle
-        self._buffer: memoryview | None = buffer
-        self.pointer = pointer(buffer)
+        self._memory: Memory | None = memory
+        self.pointer = memory.pointer
         self.writable = writable
         self._undo = undo
         self._users = 0
@@ -91,9 +106,11 @@ class Registered:
 
     @property
     def buffer(self) -> memoryview:
-        if self._buffer is None:
+        if self._memory is None:
             raise RegionError(self._handle.name, "is closed")
-        return self._buffer
+        if self._memory.view is None:
+            raise RegionError(self._handle.name, "is in the memory of a GPU")
+        return self._memory.view
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         return self.buffer[offset : offset + nbytes]
@@ -138,7 +155,7 @@ class Registered:
                 hang_up()
             await self._unused.wait()
         await self._undo(self)
-        self._buffer = None
+        self._memory = None
 
 
 def check_extents(op: Op, here: RegionHandle, there: RegionHandle, extents: Sequence[Extent]) -> list[Extent]:

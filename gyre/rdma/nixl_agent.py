@@ -15,6 +15,8 @@ T = TypeVar("T")
 # as briefly as the system's timer lets it.
 LOOKS = 16
 REST_S = 20e-6
+# Of a transfer that was given up and does not end: its peer stands still.
+GIVEN_UP_S = 30.0
 
 
 class _Move:
@@ -24,7 +26,8 @@ class _Move:
         self.begin = begin
         self.done = done
         self.handle: Any = None
-        self.given_up = False
+        self.error: OSError | None = None
+        self.until_s = float("inf")
 
 
 class Agent:
@@ -66,11 +69,13 @@ class Agent:
         return done
 
     def give_up(self, work: asyncio.Future[None]) -> None:
-        """Ends that transfer as soon as NIXL can; then the future is done."""
+        """Nobody waits for that transfer any more. It goes on: NIXL has been seen to crash in the next one
+        where this one was released before its end."""
 
         def mark(_: Any) -> None:
             for move in self._moves:
-                move.given_up |= move.done is work
+                if move.done is work:
+                    move.until_s = time.monotonic() + GIVEN_UP_S
 
         self._put(mark)
 
@@ -123,30 +128,34 @@ class Agent:
                 time.sleep(REST_S)
 
     def _over(self, agent: Any, move: _Move) -> bool:
+        if move.error is not None:
+            return self._released(agent, move)
         try:
-            if move.given_up:
-                return self._released(agent, move, OSError("it was given up"))
             if move.handle is None:
                 move.handle = move.begin(agent)
                 state = agent.transfer(move.handle)
             else:
                 state = agent.check_xfer_state(move.handle)
         except Exception as error:
-            move.given_up = True
-            return self._released(agent, move, OSError(f"NIXL: {error}"))
+            move.error = OSError(f"NIXL: {error}")
+            return self._released(agent, move)
         if state == "PROC":
-            return False
-        return self._released(agent, move, None if state == "DONE" else OSError("NIXL: the transfer failed"))
+            if time.monotonic() < move.until_s:
+                return False
+            move.error = OSError("NIXL: it was given up")
+        elif state != "DONE":
+            move.error = OSError("NIXL: the transfer failed")
+        return self._released(agent, move)
 
-    def _released(self, agent: Any, move: _Move, error: OSError | None) -> bool:
+    def _released(self, agent: Any, move: _Move) -> bool:
         """False where NIXL still holds on to it."""
         try:
             if move.handle is not None:
                 agent.release_xfer_handle(move.handle)
-        except Exception:
-            move.given_up = True
+        except Exception as error:
+            move.error = move.error or OSError(f"NIXL: {error}")
             return False
-        self._end(move.done, error)
+        self._end(move.done, move.error)
         return True
 
     def _end(self, done: asyncio.Future[Any], error: Exception | None) -> None:

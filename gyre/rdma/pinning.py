@@ -8,10 +8,11 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from gyre.rdma.base import Extent, Op, RegionHandle
-from gyre.rdma.exchange import Exchange, expect
+from gyre.rdma.exchange import Exchange
 from gyre.rdma.frames import Begin, Done, Go
 from gyre.rdma.lane import Lane, LaneLost
 from gyre.rdma.memory import Registered
+from gyre.rdma.stages import expect
 
 T = TypeVar("T")
 

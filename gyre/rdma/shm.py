@@ -122,6 +122,10 @@ class SharedMemory:
     def free(self, handle: RegionHandle) -> None:
         self._path(handle.name).unlink(missing_ok=True)
 
+    def private_path(self) -> str:
+        """In the folder, of no region: for a socket."""
+        return str(self.folder / f".{os.urandom(6).hex()}")
+
     def sweep(self) -> None:
         """Removes the folder with all regions left in it."""
         shutil.rmtree(self.folder, ignore_errors=True)

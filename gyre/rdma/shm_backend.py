@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import socket
 import struct
 from collections.abc import Sequence
@@ -13,12 +11,12 @@ import msgspec
 
 from gyre.rdma.base import Extent, Op, RegionError, RegionHandle
 from gyre.rdma.copying import Copier
-from gyre.rdma.exchange import At
 from gyre.rdma.frames import BadFrame, Begin
 from gyre.rdma.lane import Lane
-from gyre.rdma.memory import Registered
+from gyre.rdma.memory import Registered, of_host
 from gyre.rdma.pinning import Pinning
 from gyre.rdma.shm import Attached, SharedMemory
+from gyre.rdma.stages import At, told
 
 # How often mapped files are looked at: one that was freed holds memory as long as it is mapped.
 SWEEP_S = 1.0
@@ -40,7 +38,7 @@ class ShmBackend(Pinning):
     name = "shm"
 
     def __init__(self, shared: SharedMemory) -> None:
-        super().__init__(str(shared.folder / f".{os.urandom(6).hex()}"), b"")
+        super().__init__(shared.private_path(), b"")
         self._shared = shared
         self._copier = Copier("gyre-rdma-shm")
         self._mapped: dict[tuple[str, bool], Attached] = {}
@@ -55,7 +53,7 @@ class ShmBackend(Pinning):
         file = await loop.run_in_executor(self._thread, self._shared.allocate, name, nbytes)
         self._files.add(name)
         try:
-            return await self._enter(name, file.buffer, writable)
+            return await self._enter(name, of_host(file.buffer), writable)
         except BaseException:
             self._forget(file.handle)
             raise
@@ -80,8 +78,6 @@ class ShmBackend(Pinning):
             mapped.close()
         self._mapped.clear()
         self._old.clear()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._where)
 
     # --- moving -----------------------------------------------------------------------------------
 
@@ -93,7 +89,7 @@ class ShmBackend(Pinning):
         elif op == "write":
             raise RegionError(remote.name, "has no holder who would allow it to be written")
         else:
-            with local.used(), self._told(remote.name, "this host", _Moving(), timeout_s):
+            with local.used(), told(remote.name, "this host", At("move"), timeout_s, self._lost):
                 async with asyncio.timeout(timeout_s):
                     await self._copy_mapped(op, local, remote, extents)
 
@@ -157,10 +153,6 @@ class ShmBackend(Pinning):
                 mapped.close()
         again = bool(self._mapped or self._old)
         self._sweeping = loop.call_later(SWEEP_S, self._sweep) if again else None
-
-
-class _Moving(At):
-    stage = "move"
 
 
 def _process(lane: Lane) -> int:

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Sequence
 
 from gyre.rdma.base import Extent, Op, RegionHandle
-from gyre.rdma.exchange import Exchange, expect
+from gyre.rdma.exchange import Exchange
 from gyre.rdma.frames import Begin, Done, Go
 from gyre.rdma.lane import Lane
 from gyre.rdma.memory import Registered
+from gyre.rdma.stages import expect
 
 CONNECTIONS = 4
 

@@ -14,11 +14,12 @@ import msgspec
 from gyre.actors.transport import TransportUnusable
 from gyre.actors.transport.ucx_worker import UcxWorker
 from gyre.rdma.base import Extent, Op, RegionHandle, Unusable
-from gyre.rdma.exchange import Exchange, expect
+from gyre.rdma.exchange import Exchange
 from gyre.rdma.frames import BadFrame, Begin, Done, Go
 from gyre.rdma.lane import Lane
 from gyre.rdma.memory import Registered
 from gyre.rdma.pinning import while_alive
+from gyre.rdma.stages import expect
 
 # Under way at once, of one operation.
 WINDOW = 32

@@ -46,7 +46,7 @@ async def begun(reading: asyncio.Future[None], mine: Registration) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("nbytes", [1, 4097, 40 * MIB + 3])
+@pytest.mark.parametrize("nbytes", [1, 4097, 33 * MIB + 3])
 async def test_a_read_brings_the_bytes(
     backend: Backend, holder: Holder, way: str, nbytes: int, local: Local
 ) -> None:
@@ -56,7 +56,7 @@ async def test_a_read_brings_the_bytes(
     assert digest(mine.buffer) == digest(noise(nbytes, nbytes))
 
 
-@pytest.mark.parametrize("nbytes", [1, 4097, 40 * MIB + 3])
+@pytest.mark.parametrize("nbytes", [1, 4097, 33 * MIB + 3])
 async def test_a_write_brings_the_bytes(
     backend: Backend, holder: Holder, way: str, nbytes: int, local: Local
 ) -> None:
@@ -233,7 +233,7 @@ async def test_a_region_that_was_closed_is_refused(backend: Backend, holder: Hol
 
 
 async def test_closing_waits_for_what_has_begun(backend: Backend, holder: Holder, local: Local) -> None:
-    nbytes = 64 * MIB
+    nbytes = 48 * MIB
     remote = await holder.hold("theirs", nbytes, seed=9)
     mine = await local(nbytes)
     reading = asyncio.ensure_future(backend.read(mine, remote, whole(nbytes)))
@@ -250,7 +250,7 @@ async def test_closing_waits_for_what_has_begun(backend: Backend, holder: Holder
 
 
 async def test_a_cancelled_read_writes_no_more(backend: Backend, holder: Holder, local: Local) -> None:
-    nbytes = 64 * MIB
+    nbytes = 48 * MIB
     remote = await holder.hold("theirs", nbytes, seed=2)
     mine = await local(nbytes)
     reading = asyncio.ensure_future(backend.read(mine, remote, whole(nbytes)))

@@ -1,0 +1,107 @@
+"""What is needed of CUDA's driver, by ctypes: so that no memory of it goes by an allocator that hides it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from gyre.rdma.base import Extent, Op
+
+_LAZY_PEER_ACCESS = 1
+_NON_BLOCKING = 1
+_POINTER_DEVICE = 9
+
+
+class CudaError(OSError):
+    """A call of the driver that failed."""
+
+
+class IpcHandle(ctypes.Structure):
+    """Of a whole allocation, for another process."""
+
+    _fields_ = [("bytes", ctypes.c_byte * 64)]
+
+
+class Allocation(NamedTuple):
+    """Where a pointer lies: its allocation begins `offset` bytes before."""
+
+    handle: bytes
+    offset: int
+
+
+class Driver:
+    """One device. All calls but `__init__` belong in one thread, the one that called `enter`."""
+
+    def __init__(self, device: int) -> None:
+        """Raises OSError where there is no driver, CudaError where there is no such device."""
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self._call("cuInit", ctypes.c_uint(0))
+        self._device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(device))
+        self._stream = ctypes.c_void_p()
+
+    def enter(self) -> None:
+        """The context that torch uses too."""
+        context = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
+        self._call("cuCtxSetCurrent", context)
+        self._call("cuStreamCreate", ctypes.byref(self._stream), ctypes.c_uint(_NON_BLOCKING))
+
+    def leave(self) -> None:
+        self._call("cuStreamDestroy_v2", self._stream)
+        self._call("cuCtxSetCurrent", ctypes.c_void_p())
+        self._call("cuDevicePrimaryCtxRelease_v2", self._device)
+
+    def allocate(self, nbytes: int) -> int:
+        """Zero. Its address."""
+        found = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(found), ctypes.c_size_t(nbytes))
+        self._call("cuMemsetD8Async", found, ctypes.c_ubyte(0), ctypes.c_size_t(nbytes), self._stream)
+        self._call("cuStreamSynchronize", self._stream)
+        return found.value
+
+    def free(self, pointer: int) -> None:
+        self._call("cuMemFree_v2", ctypes.c_uint64(pointer))
+
+    def share(self, pointer: int) -> Allocation:
+        """For `reach` in another process. CudaError where its allocator's memory cannot be shared."""
+        base, nbytes, handle = ctypes.c_uint64(), ctypes.c_size_t(), IpcHandle()
+        where = ctypes.c_uint64(pointer)
+        self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(nbytes), where)
+        self._call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+        return Allocation(bytes(handle), pointer - base.value)
+
+    def reach(self, handle: bytes) -> int:
+        """Where the allocation begins for this process. `let_go` before its owner frees it."""
+        found = ctypes.c_uint64()
+        there = IpcHandle.from_buffer_copy(handle)
+        self._call("cuIpcOpenMemHandle_v2", ctypes.byref(found), there, ctypes.c_uint(_LAZY_PEER_ACCESS))
+        return found.value
+
+    def let_go(self, pointer: int) -> None:
+        self._call("cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
+
+    def copy(self, op: Op, local: int, remote: int, extents: Sequence[Extent]) -> None:
+        """Blocks until it is done."""
+        try:
+            for here, there, nbytes in extents:
+                a, b = ctypes.c_uint64(local + here), ctypes.c_uint64(remote + there)
+                to, of = (a, b) if op == "read" else (b, a)
+                self._call("cuMemcpyAsync", to, of, ctypes.c_size_t(nbytes), self._stream)
+        finally:
+            self._call("cuStreamSynchronize", self._stream)
+
+    def device_of(self, pointer: int) -> int:
+        found = ctypes.c_int()
+        attribute = ctypes.c_int(_POINTER_DEVICE)
+        self._call("cuPointerGetAttribute", ctypes.byref(found), attribute, ctypes.c_uint64(pointer))
+        return found.value
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function: Callable[..., int] = getattr(self._library, name)
+        status = function(*arguments)
+        if status != 0:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(ctypes.c_int(status), ctypes.byref(text))
+            raise CudaError(f"{name}: {text.value.decode() if text.value else f'status {status}'}")

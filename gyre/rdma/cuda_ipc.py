@@ -1,0 +1,164 @@
+"""Within one host, from GPU to GPU: each copies out of the other's memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from gyre.rdma.base import Extent, Op, RegionError, RegionHandle, Unusable
+from gyre.rdma.copying import steps
+from gyre.rdma.cuda_driver import Allocation, CudaError, Driver
+from gyre.rdma.frames import BadFrame, Begin
+from gyre.rdma.lane import Lane
+from gyre.rdma.memory import Memory, Registered
+from gyre.rdma.pinning import Pinning, outlived
+from gyre.rdma.shm import SharedMemory
+
+T = TypeVar("T")
+
+# Between two looks at whether it is still wanted: some milliseconds of a link between GPUs.
+STEP_BYTES = 2**30
+
+
+class _Grant(msgspec.Struct, array_like=True):
+    """The allocation that has the region, and where in it."""
+
+    handle: bytes
+    offset: int
+
+
+class _Reached:
+    """An allocation of another's, as long as an operation is at it: its owner must not free it before."""
+
+    def __init__(self) -> None:
+        self.pointer: asyncio.Future[int] | None = None
+        self.users = 0
+
+
+class CudaIpcBackend(Pinning):
+    """The GPU `device` of this process, for processes of this user on this host: they meet in the folder of
+    `shared`. What it registers are tensors on that GPU, contiguous; not those of an allocator with expandable
+    segments. What the owner has written must be there (synchronise its stream) when it tells of a region."""
+
+    name = "cuda_ipc"
+
+    def __init__(self, shared: SharedMemory, device: int = 0) -> None:
+        """Raises Unusable."""
+        super().__init__(shared.private_path(), b"")
+        self._device = device
+        try:
+            self._driver = Driver(device)
+        except OSError as error:
+            fix = "it needs a GPU of NVIDIA's and its driver, and the GPU in CUDA_VISIBLE_DEVICES"
+            raise Unusable("cuda_ipc", f"CUDA does not start: {error}", fix) from error
+        self._entered = False
+        self._shared_at: dict[str, Allocation] = {}
+        self._own: set[str] = set()
+        self._reached: dict[bytes, _Reached] = {}
+
+    async def start(self) -> None:
+        await self._in_thread(self._driver.enter)
+        self._entered = True
+        await super().start()
+
+    async def _ending(self) -> None:
+        if self._entered:
+            self._entered = False
+            await self._in_thread(self._driver.leave)
+        await super()._ending()
+
+    def _in_thread(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    # --- what is registered -----------------------------------------------------------------------
+
+    async def allocate(self, name: str, nbytes: int, *, writable: bool = False) -> Registered:
+        self._check_new(name)
+        if nbytes <= 0:
+            raise RegionError(name, f"cannot allocate {nbytes} bytes: a region has bytes")
+        try:
+            pointer = await self._in_thread(self._driver.allocate, nbytes)
+        except CudaError as error:
+            raise RegionError(name, f"cannot allocate {nbytes} bytes: {error}") from error
+        self._own.add(name)
+        try:
+            return await self._enter(name, Memory(pointer, nbytes, None, None), writable)
+        except BaseException:
+            if name in self._own:
+                await self._free(name, pointer)
+            raise
+
+    async def register(self, name: str, memory: object, *, writable: bool = False) -> Registered:
+        self._check_new(name)
+        try:
+            pointer, nbytes = memory.data_ptr(), memory.nbytes  # type: ignore[attr-defined]
+            fits = memory.is_cuda and memory.is_contiguous()  # type: ignore[attr-defined]
+        except AttributeError:
+            raise RegionError(name, f"a {type(memory).__name__} is no tensor on a GPU") from None
+        if not fits or nbytes == 0:
+            raise RegionError(name, "its tensor is not contiguous, not on a GPU, or has no bytes")
+        return await self._enter(name, Memory(pointer, nbytes, None, memory), writable)
+
+    async def _attach(self, region: Registered) -> None:
+        try:
+            at = await self._in_thread(self._driver.device_of, region.pointer)
+            if at != self._device:
+                raise RegionError(region.handle.name, f"is on GPU {at}, the backend's is {self._device}")
+            self._shared_at[region.handle.name] = await self._in_thread(self._driver.share, region.pointer)
+        except CudaError as error:
+            why = f"{error} (memory with expandable segments cannot be shared)"
+            raise RegionError(region.handle.name, why) from error
+
+    async def _detach(self, region: Registered) -> None:
+        del self._shared_at[region.handle.name]
+        if region.handle.name in self._own:
+            await self._free(region.handle.name, region.pointer)
+
+    async def _free(self, name: str, pointer: int) -> None:
+        self._own.discard(name)
+        await self._in_thread(self._driver.free, pointer)
+
+    def _grant(self, region: Registered, begin: Begin) -> bytes:
+        return msgspec.msgpack.encode(_Grant(*self._shared_at[region.handle.name]))
+
+    # --- moving -----------------------------------------------------------------------------------
+
+    async def _copy(
+        self,
+        lane: Lane,
+        op: Op,
+        local: Registered,
+        remote: RegionHandle,
+        extents: Sequence[Extent],
+        grant: bytes,
+    ) -> None:
+        try:
+            there = msgspec.msgpack.decode(grant, type=_Grant)
+        except msgspec.MsgspecError as error:
+            raise BadFrame(f"not a grant: {error}") from error
+        if len(there.handle) != 64 or there.offset < 0:
+            raise BadFrame("not a grant: no handle of CUDA's")
+        work = asyncio.get_running_loop().create_task(self._reach_and_copy(op, local, there, extents))
+        await outlived(lane, local, work)
+
+    async def _reach_and_copy(
+        self, op: Op, local: Registered, there: _Grant, extents: Sequence[Extent]
+    ) -> None:
+        """To its end: an allocation that is reached must be let go of."""
+        reached = self._reached.setdefault(there.handle, _Reached())
+        reached.users += 1
+        try:
+            if reached.pointer is None:
+                reached.pointer = self._in_thread(self._driver.reach, there.handle)
+            remote = await asyncio.shield(reached.pointer) + there.offset
+            for step in steps(extents, STEP_BYTES):
+                await self._in_thread(self._driver.copy, op, local.pointer, remote, step)
+        finally:
+            reached.users -= 1
+            if not reached.users:
+                del self._reached[there.handle]
+                if reached.pointer is not None and reached.pointer.exception() is None:
+                    await self._in_thread(self._driver.let_go, reached.pointer.result())
