@@ -250,7 +250,10 @@ class Rank:
             del views
 
     def status(self) -> RankStatus:
-        metrics = self._engine.metrics() if self._engine is not None else EngineMetrics()
+        if self._engine is not None:
+            metrics = self._engine.metrics()
+        else:
+            metrics = EngineMetrics(busy_s=self._follower.busy_s if self._follower is not None else 0.0)
         return RankStatus(
             engine=metrics, train_busy_s=self._train_busy_s, trained_tokens=self._trained_tokens
         )

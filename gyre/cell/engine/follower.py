@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -29,8 +30,8 @@ log = structlog.get_logger()
 
 
 class Follower:
-    """Does on `device_thread` what rank 0 says, between other jobs there. Holds nothing once rank 0 has slept
-    or is gone. Where it cannot go on it leaves, which rank 0 sees."""
+    """Does on `device_thread` what rank 0 says, between other jobs there; passes took `busy_s` so far. Holds
+    nothing once rank 0 has slept or is gone. Where it cannot go on it leaves, which rank 0 sees."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Follower:
         self._regions = regions
         self._weights = weights
         self._team: Team | None = None
+        self.busy_s = 0.0
 
     def join(self, team: Team) -> None:
         """On the device thread."""
@@ -78,7 +80,9 @@ class Follower:
         try:
             asked = unpack(frame)
             if isinstance(asked, list):
+                began_s = time.monotonic()
                 self._runner.follow(asked)
+                self.busy_s += time.monotonic() - began_s
             else:
                 team.lines[0].send(pack_answer(self._carry_out(asked)))
         except Exception as error:

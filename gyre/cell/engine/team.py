@@ -112,7 +112,7 @@ def meet(
         else:
             sums = [one for _, one in sorted((at, s) for (at, kind), s in found.items() if kind == _SUM)]
             for one in sums:
-                _wait_at_most(one, timeout_s)
+                wait_at_most(one, timeout_s)
             total = SocketSum(rank, sums)
         lines = [Line(found[at, _LINE], f"line-{at}") for at, kind in sorted(found) if kind == _LINE]
         undo.pop_all()
@@ -159,7 +159,7 @@ def _follow(store: Store, rank: int, per_rank: int, timeout_s: float, undo: Exit
     return found
 
 
-def _wait_at_most(one: socket.socket, timeout_s: float) -> None:
+def wait_at_most(one: socket.socket, timeout_s: float) -> None:
     """By the kernel: with a time-out of Python's own each call would poll first."""
     limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

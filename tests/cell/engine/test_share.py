@@ -27,7 +27,7 @@ from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.scheduler import Span
 from gyre.cell.engine.share import Share, check_share
 from gyre.cell.engine.sums import SocketSum
-from gyre.cell.engine.team import Team, meet
+from gyre.cell.engine.team import Team, meet, wait_at_most
 from tests.cell.engine.calls import prompt
 from tests.cell.engine.conftest import ModelWeights
 from tests.cell.engine.test_invariant import call
@@ -210,6 +210,13 @@ def test_a_sum_that_is_aborted_fails_whoever_waits(sums: Callable[[int], list[So
         made[0].abort()
         with pytest.raises(OSError):
             waiting.result(20.0)
+
+
+def test_a_rank_that_hangs_is_waited_for_at_most_so_long(sums: Callable[[int], list[SocketSum]]) -> None:
+    lead, _ = sums(2)
+    wait_at_most(lead._sockets[0], 0.05)
+    with pytest.raises(OSError):
+        lead(torch.zeros(5))
 
 
 def test_a_rank_that_never_comes_is_an_error(tmp_path: Path) -> None:
