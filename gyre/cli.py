@@ -129,6 +129,21 @@ def inspect(
         raise typer.Exit(INTERRUPTED) from None
 
 
+@app.command()
+def doctor(
+    where: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Of this machine, as the others reach it.")
+    ] = "127.0.0.1",
+) -> None:
+    """Say which backends can move KV and weights here, and why not the others."""
+    from gyre import rdma
+
+    table = Table("backend", "", box=None, padding=(0, 2), show_header=False)
+    for name, why, fix in asyncio.run(rdma.probe(where)):
+        table.add_row(name, f"no: {why}; {fix}" if why else "yes")
+    Console(highlight=False).print(table)
+
+
 def _show(job: Job, planned: Plan, unlikely: tuple[Fault, ...]) -> None:
     console = Console(highlight=False)
     toml = resolved_toml(job)

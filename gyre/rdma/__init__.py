@@ -16,15 +16,20 @@ from gyre.rdma.base import (
     Registration,
     TransferError,
     TransferTimeout,
+    Unusable,
 )
 from gyre.rdma.fetch import ReadRegion, fetch, read
+from gyre.rdma.probing import BACKENDS, BackendName, Probe, make_backend, probe, start_backend
 from gyre.rdma.shm import SharedMemory
 
 __all__ = [
+    "BACKENDS",
     "Backend",
+    "BackendName",
     "Extent",
     "Note",
     "PeerLost",
+    "Probe",
     "ReadRegion",
     "Refused",
     "Region",
@@ -35,6 +40,10 @@ __all__ = [
     "SharedMemory",
     "TransferError",
     "TransferTimeout",
+    "Unusable",
     "fetch",
+    "make_backend",
+    "probe",
     "read",
+    "start_backend",
 ]

@@ -56,7 +56,7 @@ class CudaIpcBackend(Pinning):
             raise Unusable("cuda_ipc", f"CUDA does not start: {error}", fix) from error
         self._entered = False
         self._shared_at: dict[str, Allocation] = {}
-        self._own: set[str] = set()
+        self._allocated: set[str] = set()
         self._reached: dict[bytes, _Reached] = {}
 
     async def start(self) -> None:
@@ -83,11 +83,11 @@ class CudaIpcBackend(Pinning):
             pointer = await self._in_thread(self._driver.allocate, nbytes)
         except CudaError as error:
             raise RegionError(name, f"cannot allocate {nbytes} bytes: {error}") from error
-        self._own.add(name)
+        self._allocated.add(name)
         try:
             return await self._enter(name, Memory(pointer, nbytes, None, None), writable)
         except BaseException:
-            if name in self._own:
+            if name in self._allocated:
                 await self._free(name, pointer)
             raise
 
@@ -114,11 +114,11 @@ class CudaIpcBackend(Pinning):
 
     async def _detach(self, region: Registered) -> None:
         del self._shared_at[region.handle.name]
-        if region.handle.name in self._own:
+        if region.handle.name in self._allocated:
             await self._free(region.handle.name, region.pointer)
 
     async def _free(self, name: str, pointer: int) -> None:
-        self._own.discard(name)
+        self._allocated.discard(name)
         await self._in_thread(self._driver.free, pointer)
 
     def _grant(self, region: Registered, begin: Begin) -> bytes:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from gyre.rdma.answering import Answering
-from gyre.rdma.base import DEFAULT_TIMEOUT_S, Extent, Note, Op, RegionError, RegionHandle
+from gyre.rdma.base import DEFAULT_TIMEOUT_S, Extent, Note, Op, RegionError, RegionHandle, Registration
 from gyre.rdma.dialling import Lanes
 from gyre.rdma.frames import MAX_NOTE_BYTES, MAX_PIECES, MAX_TIMEOUT_S, Begin, Done, Go, Tell
 from gyre.rdma.lane import Lane, LaneLost
@@ -106,7 +106,7 @@ class Exchange(abc.ABC):
         self._check_new(name)
         key = new_key()
         handle = RegionHandle(backend=self.name, name=name, nbytes=memory.nbytes, peer=self.address, key=key)
-        region = self._regions[name] = Registered(handle, memory, writable, self._leave)
+        region = self._regions[name] = Registered(self, handle, memory, writable, self._leave)
         attaching = asyncio.get_running_loop().create_task(self._attach(region), name=f"register {name}")
         try:
             await asyncio.shield(attaching)
@@ -134,23 +134,28 @@ class Exchange(abc.ABC):
 
     async def read(
         self,
-        local: Registered,
+        local: Registration,
         remote: RegionHandle,
         extents: Sequence[Extent],
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        await self._operate("read", local, remote, extents, timeout_s)
+        await self._operate("read", self._own(local), remote, extents, timeout_s)
 
     async def write(
         self,
-        local: Registered,
+        local: Registration,
         remote: RegionHandle,
         extents: Sequence[Extent],
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        await self._operate("write", local, remote, extents, timeout_s)
+        await self._operate("write", self._own(local), remote, extents, timeout_s)
+
+    def _own(self, region: Registration) -> Registered:
+        if not isinstance(region, Registered) or region.backend is not self:
+            raise RegionError(region.handle.name, f"is not registered with this backend {self.name!r}")
+        return region
 
     async def notify(self, peer: str, message: bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         if len(message) > MAX_NOTE_BYTES:

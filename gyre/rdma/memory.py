@@ -82,12 +82,14 @@ class Registered:
 
     def __init__(
         self,
+        backend: object,
         handle: RegionHandle,
         memory: Memory,
         writable: bool,
         undo: Callable[[Registered], Awaitable[None]],
     ) -> None:
         """`undo`: called once, when nothing is at the memory any more. Others get in once it is `open`."""
+        self.backend = backend
         self._handle = handle
         self._memory: Memory | None = memory
         self.pointer = memory.pointer

@@ -104,6 +104,7 @@ def load() -> Any:
     """The class of its engine. Raises Unusable."""
     # Without it every refused transfer is told of on stderr too.
     os.environ.setdefault("GLOG_minloglevel", "3")
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     try:
         from mooncake.engine import TransferEngine
     except ImportError as error:

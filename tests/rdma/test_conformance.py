@@ -21,9 +21,10 @@ from gyre.rdma import (
     TransferError,
     TransferTimeout,
 )
+from gyre.rdma.tcp import TcpBackend
 from tests.rdma.conftest import Holder, Local, Process, settled
 from tests.rdma.holder import digest, left, noise
-from tests.rdma.kinds import make
+from tests.rdma.kinds import TOKEN, make
 
 MIB = 2**20
 # The libraries of some start and end slowly: one of each for all.
@@ -180,6 +181,15 @@ async def test_what_lies_outside_is_refused(
     remote = RegionHandle(backend=backend.name, name="theirs", nbytes=100, peer=holder.address, key=b"k")
     with pytest.raises(RegionError, match="bytes at"):
         await backend.read(await local(100), remote, [Extent(0, 0, 1), extent])
+
+
+async def test_local_memory_is_of_the_same_backend(backend: Backend, holder: Holder) -> None:
+    remote = await holder.hold("theirs", 100)
+    other = TcpBackend("127.0.0.1", TOKEN)
+    await other.start()
+    with pytest.raises(RegionError, match="mine: is not registered with this backend"):
+        await backend.read(await other.allocate("mine", 100), remote, whole(100))
+    await other.close()
 
 
 async def test_another_backend_is_named(backend: Backend, local: Local) -> None:
