@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ import pytest_asyncio
 from gyre.rdma import Backend, RegionHandle, Registration
 from tests.rdma.holder import Answer, Order, left
 from tests.rdma.kinds import KINDS, make
+
+collect_ignore = [] if os.environ.get("GYRE_TEST_DEVICE") == "cuda" else ["test_cuda_ipc.py"]
 
 # Not the loop's own: its threads would be counted.
 _READER = ThreadPoolExecutor(1)
