@@ -1,0 +1,1 @@
+"""What moving bytes between processes costs, by each backend."""
