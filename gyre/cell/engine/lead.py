@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import structlog
 
-from gyre.cell.engine.base import EngineFault, KvLayout, KvPart, Weights
+from gyre.cell.engine.base import EngineFault, KvLayout, KvPart, KvUnavailable, Weights
 from gyre.cell.engine.orders import (
     BadOrder,
     Done,
@@ -33,6 +33,14 @@ from gyre.cell.weights import RegionWeights
 from gyre.rdma import Region
 
 log = structlog.get_logger()
+
+
+class RankFailed(RuntimeError):
+    """What another rank said that it could not do."""
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(f"rank {rank}: {why}")
+        self.rank = rank
 
 
 class Lead:
@@ -84,7 +92,10 @@ class Lead:
         try:
             for line in team.lines:
                 line.send(frame)
-            return self._runner.run(spans)
+            drawn = self._runner.run(spans)
+            # NCCL does not raise where it is aborted: then numbers are wrong.
+            self.check()
+            return drawn
         except Exception as error:
             # The others are somewhere within the pass: nothing can be computed together any more.
             self._lose(team, f"a pass failed: {error!r}")
@@ -103,10 +114,10 @@ class Lead:
         self._together(TakeKv(), self._runner.take_kv)
 
     def release_kv(self) -> None:
-        self._if_met(ReleaseKv(), self._runner.release_kv)
+        self._free(ReleaseKv(), self._runner.release_kv)
 
     def release_weights(self) -> None:
-        self._if_met(Leave(), self._runner.release_weights)
+        self._free(Leave(), self._runner.release_weights)
         self.part()
 
     def kv_layout(self, version: int) -> KvLayout:
@@ -122,7 +133,10 @@ class Lead:
         ranks = self._ranks // len(parts)
         orders = [ReadKv(blocks=tuple(blocks), region=part.handle) for part in parts[1:]]
         told = dict(zip(range(ranks, self._ranks, ranks), orders, strict=True))
-        self._each(told, partial(self._runner.read_kv, blocks, parts[:1]))
+        try:
+            self._each(told, partial(self._runner.read_kv, blocks, parts[:1]))
+        except RankFailed as error:
+            raise KvUnavailable(str(error)) from error
 
     def write_kv(self, blocks: Sequence[int], part: KvPart, source: memoryview, first: int) -> bool:
         finite = True
@@ -131,7 +145,10 @@ class Lead:
             nonlocal finite
             finite = self._runner.write_kv(blocks, part, source, first)
 
-        answers = self._together(WriteKv(blocks=tuple(blocks), part=part, first=first), own)
+        try:
+            answers = self._together(WriteKv(blocks=tuple(blocks), part=part, first=first), own)
+        except RankFailed as error:
+            raise KvUnavailable(str(error)) from error
         return finite and all(answer.finite for answer in answers)
 
     # --- all ranks ------------------------------------------------------------------------------
@@ -140,33 +157,49 @@ class Lead:
         return self._each(dict.fromkeys(range(1, self._ranks), order), own)
 
     def _each(self, orders: Mapping[int, Order], own: Callable[[], None]) -> list[Done]:
-        """Has them carried out while this rank does its part. Raises what that raises, else what the first
-        other one could not do."""
-        lines = self._met().lines
-        for rank, order in orders.items():
-            lines[rank - 1].send(pack(order))
+        """Has them carried out while this rank does its part. Raises what that raises, else RankFailed for
+        the first other one that could not."""
+        self._met()
+        self._tell(orders)
         try:
             own()
         finally:
-            found = {rank: self._answers[rank - 1].get() for rank in orders}
+            found = {rank: self._answer(rank) for rank in orders}
         done: list[Done] = []
         for rank, answer in found.items():
             if answer is None:
                 raise EngineFault(f"rank {rank} is gone")
             if answer.error is not None:
-                raise RuntimeError(f"rank {rank}: {answer.error}")
+                raise RankFailed(rank, answer.error)
             done.append(answer)
         return done
 
-    def _if_met(self, order: Order, own: Callable[[], None]) -> None:
-        """Where others are gone, they hold nothing any more."""
+    def _free(self, order: Order, own: Callable[[], None]) -> None:
+        """On all ranks that there are: one that is gone holds nothing any more."""
+        told = {} if self._team is None or self.lost.done() else dict.fromkeys(range(1, self._ranks), order)
+        self._tell(told)
         try:
-            if self._team is None or self.lost.done():
-                own()
-            else:
-                self._together(order, own)
-        except (EngineFault, OSError) as error:
-            log.warning("engine_ranks_not_told", order=type(order).__name__, error=str(error))
+            own()
+        finally:
+            for rank in told:
+                answer = self._answer(rank)
+                if answer is None or answer.error is not None:
+                    log.warning("engine_rank_not_freed", rank=rank, error=answer and answer.error)
+
+    def _tell(self, orders: Mapping[int, Order]) -> None:
+        """Whoever cannot be told is gone: that is its answer."""
+        for rank, order in orders.items():
+            with contextlib.suppress(OSError):
+                assert self._team is not None
+                self._team.lines[rank - 1].send(pack(order))
+
+    def _answer(self, rank: int) -> Done | None:
+        """None, again and again, of a rank that is gone."""
+        answers = self._answers[rank - 1]
+        answer = answers.get()
+        if answer is None:
+            answers.put(None)
+        return answer
 
     def _met(self) -> Team:
         self.check()

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedModel
 
-from gyre.cell.engine import EngineFault, KvManifest, SamplingParams
+from gyre.cell.engine import EngineFault, KvManifest, KvUnavailable, SamplingParams
 from gyre.cell.engine.memory import is_released
-from tests.cell.engine.calls import chunks_of, generate, prompt, request, until
+from gyre.cell.weights import RegionWeights
+from gyre.rdma import RegionHandle, SharedMemory
+from gyre.rdma.shm import SharedRegion
+from tests.cell.engine.calls import chunks_of, generate, joined, prompt, request, until
 from tests.cell.engine.conftest import ModelWeights, NativeCase, TensorCase
 from tests.cell.engine.followers import Followers
 
@@ -132,13 +136,50 @@ async def test_asleep_no_rank_holds_anything(over: Cases, followers: Followers) 
     assert after[2] - settled[2] < 4e6
 
 
+class HereAlone(ModelWeights, RegionWeights):
+    """Others do not find them."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        ModelWeights.__init__(self, 0, model, bool)
+        self.region = RegionHandle(backend="shm", name="weights", nbytes=64)
+
+
 async def test_weights_that_not_all_ranks_can_read_are_refused(over: Cases) -> None:
     case = over(2)
     engine = case.engine()
     with pytest.raises(TypeError, match="ModelWeights is not in a region"):
         await engine.wake(ModelWeights(0, case.reference(), bool))
+    here_alone = HereAlone(case.reference())
+    with pytest.raises(RuntimeError, match=r"rank 1: RegionError: .* is gone"):
+        await engine.wake(here_alone)
+    assert engine.version is None
+    await engine.wake(case.weights(0))
+    call = asyncio.create_task(chunks_of(engine, request(prompt(5), LONG)))
+    await until(engine, lambda metrics: metrics.running > 0, call)
+    with pytest.raises(RuntimeError, match="rank 1"):
+        await engine.update(here_alone)
+    assert joined(await call).finish_reason == "abort"
+    assert engine.version is None
     await engine.wake(case.weights(0))
     assert len((await generate(engine, prompt(5))).token_ids) == 20
+
+
+class Vanishing(SharedMemory):
+    """Regions are gone for others once they are open here."""
+
+    def open(self, handle: RegionHandle) -> SharedRegion:
+        region = super().open(handle)
+        self.free(handle)
+        return region
+
+
+async def test_kv_that_a_follower_does_not_find_is_not_imported(over: Cases, shm: Path) -> None:
+    case = over(2)
+    first, second = await case.awake(), await case.awake(regions=Vanishing(shm))
+    await generate(first, prompt(40))
+    with pytest.raises(KvUnavailable, match=r"rank 1: RegionError: .* is gone"):
+        await second.import_kv(await first.export_kv("s"))
+    assert (await generate(second, prompt(40))).cached_tokens == 0
 
 
 async def test_a_pass_that_fails_loses_the_engine(over: Cases, followers: Followers) -> None:
