@@ -9,8 +9,10 @@ from gyre.cell.engine.base import EngineFault
 
 FREE_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.02
-# Of what was taken; a context and what the driver keeps stay.
+# Of what a server took when it woke.
 RETURNED = 0.9
+# Contexts, communicators and kernels, of whatever it took when it started: they stay as long as it lives.
+STAYS_BYTES = 2 << 30
 
 # Free and all bytes of a device, over all processes.
 Memory = Callable[[], tuple[int, int]]
@@ -29,7 +31,7 @@ class DeviceMemory:
         self._memory = memory
         self._timeout_s = timeout_s
         self._free_before: int | None = None
-        self._taken = 0
+        self._may_stay = 0
 
     async def until_startable(self, fraction: float) -> None:
         """Before a start: what crashed before may still hold its memory. EngineFault where `fraction` of
@@ -43,15 +45,16 @@ class DeviceMemory:
         if self._memory is not None:
             self._free_before, _ = self._memory()
 
-    def taken(self) -> None:
+    def taken(self, stays: int = 0) -> None:
+        """`stays` bytes are not for giving back."""
         if self._memory is not None and self._free_before is not None:
-            self._taken = max(0, self._free_before - self._memory()[0])
+            taken = max(0, self._free_before - self._memory()[0])
+            self._may_stay = stays + int((1 - RETURNED) * taken)
 
     async def until_returned(self) -> None:
         """After a release. EngineFault where what was taken does not come back."""
         if self._memory is not None and self._free_before is not None:
-            kept = int((1 - RETURNED) * self._taken)
-            await self._until(self._free_before - kept, "after the server released its memory")
+            await self._until(self._free_before - self._may_stay, "after the server released its memory")
 
     async def _until(self, wanted: int, when: str) -> None:
         assert self._memory is not None

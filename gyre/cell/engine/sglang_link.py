@@ -15,7 +15,7 @@ from yarl import URL
 from gyre.cell.config import SglangConfig
 from gyre.cell.engine.base import EngineFault
 from gyre.cell.engine.sglang_client import SglangClient
-from gyre.cell.engine.sglang_device import DeviceMemory, cuda_memory
+from gyre.cell.engine.sglang_device import STAYS_BYTES, DeviceMemory, cuda_memory
 from gyre.cell.engine.sglang_kv import KvStorage
 from gyre.cell.engine.sglang_launch import Served
 from gyre.cell.engine.sglang_server import SglangServer
@@ -143,7 +143,7 @@ class Link:
             config = self._kv.configured(config, self._served)
         server = SglangServer(self._served, config, self._log_path)
         info = await server.start()
-        self._memory.taken()
+        self._memory.taken(STAYS_BYTES)
         self._server, self.client = server, server.client
         server.ended.add_done_callback(self._server_ended)
         return info

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gyre.cell.engine import Chunk, ContextOverflow, EngineAsleep, GenerateRequest, SamplingParams
 from tests.cell.engine.calls import GREEDY, VOCAB, chunks_of, generate, joined, prompt, request, until
-from tests.cell.engine.conftest import Case
+from tests.cell.engine.conftest import DEVICE, Case
 
 # --- ends ---------------------------------------------------------------------------------------
 
@@ -350,7 +351,7 @@ async def test_an_engine_that_can_answer_is_watched_in_silence(case: Case) -> No
 async def test_fifty_cycles_of_sleep_wake_and_update_leave_nothing(case: Case) -> None:
     engine = await case.awake()
 
-    async def cycle(version: int) -> tuple[int, int, int]:
+    async def cycle(version: int) -> tuple[int, ...]:
         call = asyncio.create_task(chunks_of(engine, request(prompt(9), SamplingParams(max_new_tokens=200))))
         await until(engine, lambda metrics: metrics.running > 0, call)
         await engine.sleep()
@@ -359,16 +360,23 @@ async def test_fifty_cycles_of_sleep_wake_and_update_leave_nothing(case: Case) -
         await generate(engine, prompt(9), SamplingParams(max_new_tokens=4))
         await engine.update(case.weights(1, version=version + 1))
         await generate(engine, prompt(9), SamplingParams(max_new_tokens=4))
-        return threading.active_count(), len(os.listdir("/proc/self/fd")), resident_bytes()
+        return threading.active_count(), len(os.listdir("/proc/self/fd")), resident_bytes(), device_bytes()
 
     counts = [await cycle(2 * number) for number in range(55)]
     # The least of five: an ended call's connection may be open a moment longer than the call.
-    (threads, fds, resident), (threads_after, fds_after, resident_after) = (
-        tuple(map(min, zip(*part, strict=True))) for part in (counts[:5], counts[-5:])
-    )
-    assert (threads_after, fds_after) == (threads, fds)
-    assert resident_after - resident < 8e6
+    before, after = (tuple(map(min, zip(*part, strict=True))) for part in (counts[:5], counts[-5:]))
+    assert after[:2] == before[:2]
+    assert after[2] - before[2] < 8e6
+    assert after[3] <= before[3]
 
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def device_bytes() -> int:
+    """In use on a GPU, by all processes."""
+    if DEVICE.type == "cpu":
+        return 0
+    free, total = torch.cuda.mem_get_info(DEVICE)
+    return total - free

@@ -101,6 +101,15 @@ async def test_memory_that_comes_back_late_is_waited_for() -> None:
     assert list(free) == []
 
 
+async def test_what_a_server_keeps_is_not_waited_for() -> None:
+    free = iter([90, 60, 64, 65])
+    memory = DeviceMemory(lambda: (next(free), 100))
+    memory.before_taking()
+    memory.taken(stays=22)
+    await memory.until_returned()
+    assert list(free) == []
+
+
 async def test_memory_that_does_not_come_back_is_a_fault() -> None:
     memory = DeviceMemory(lambda: (30 << 30, 100 << 30), timeout_s=0.05)
     with pytest.raises(EngineFault, match=r"30\.0 of 100\.0 GiB free to start a server in, wanted 50\.0"):
