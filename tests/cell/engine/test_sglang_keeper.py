@@ -102,7 +102,7 @@ async def test_memory_that_comes_back_late_is_waited_for() -> None:
 
 
 async def test_what_a_server_keeps_is_not_waited_for() -> None:
-    free = iter([90, 60, 64, 65])
+    free = iter([90, 60, 64, 66])
     memory = DeviceMemory(lambda: (next(free), 100))
     memory.before_taking()
     memory.taken(stays=22)
