@@ -7,7 +7,7 @@ not call the module: it does what the module does, in fewer steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,16 @@ from transformers import PreTrainedModel
 from gyre.cell.engine.linear import Linear
 from gyre.cell.engine.memory import is_released
 
-Total = Callable[[torch.Tensor], torch.Tensor]
-"""The sum over all ranks that compute together of what each has."""
+
+class Ranks(Protocol):
+    """The others that compute a model together with this one."""
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of what all have."""
+
+    def joined(self, logits: torch.Tensor) -> torch.Tensor:
+        """Rank 0 gets the logits [rows, vocab] of which each has columns."""
+
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim]) -> [n, heads, head_dim]."""
@@ -110,7 +118,7 @@ class _Layer:
 
 class Decoder:
     """`model`, computed. Its parameters stay the model's; `attach` comes after they were given memory. For a
-    rank's share of a model there is a `total`."""
+    rank's share of a model there are other `ranks`, and `head_rows` of the head that are its own."""
 
     def __init__(
         self,
@@ -118,7 +126,8 @@ class Decoder:
         linear: Linear,
         window_tokens: int,
         silu: Callable[[torch.Tensor], torch.Tensor] = F.silu,
-        total: Total | None = None,
+        ranks: Ranks | None = None,
+        head_rows: tuple[int, int] | None = None,
     ) -> None:
         check_model(model)
         config: Any = model.config
@@ -130,7 +139,8 @@ class Decoder:
         self._eps: float = config.rms_norm_eps
         self._linear = linear
         self._silu = silu
-        self._total = total or _alone
+        self._total = ranks.total if ranks is not None else _alone
+        self._joined = ranks.joined if ranks is not None else _alone
         self._window_tokens = window_tokens
         self._embedding: nn.Parameter = base.embed_tokens.weight
         self._rotary: Any = base.rotary_emb
@@ -138,6 +148,7 @@ class Decoder:
         self._norm: nn.Parameter = base.norm.weight
         head: Any = model.get_output_embeddings()
         self._head: nn.Parameter = head.weight
+        self._head_rows = slice(*head_rows) if head_rows is not None else slice(None)
         self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @torch.no_grad()
@@ -163,13 +174,11 @@ class Decoder:
                 fused.bias = None
 
     @property
-    def vocab(self) -> int:
-        return self._head.shape[0]
-
-    @property
     def weights(self) -> list[torch.Tensor]:
         """All that is multiplied with, as `attach` found it."""
-        return [fused.weight for layer in self._layers for fused in layer.fused] + [self._head]
+        return [fused.weight for layer in self._layers for fused in layer.fused] + [
+            self._head[self._head_rows]
+        ]
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Of tokens [n] at their positions [n] in their sequences: [n, hidden], for `logits`."""
@@ -189,8 +198,9 @@ class Decoder:
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, vocab]."""
-        return self._linear(self._normed(hidden, self._norm), self._head, None)
+        """[rows, vocab]; of several ranks at the first."""
+        own = self._head[self._head_rows]
+        return self._joined(self._linear(self._normed(hidden, self._norm), own, None))
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, x.shape[-1:], weight, self._eps)

@@ -51,7 +51,7 @@ class Follower:
         """On the device thread."""
         self.part()
         self._team = team
-        self._runner.total = team.total
+        self._runner.sum = team.total
         (line,) = team.lines
         line.start(
             lambda frame: self._queue(partial(self._obey, team, frame)),
@@ -64,7 +64,7 @@ class Follower:
             self._team = None
             self._runner.release_kv()
             self._runner.release_weights()
-            self._runner.total = None
+            self._runner.sum = None
             team.close()
 
     def _queue(self, job: Callable[[], None]) -> None:

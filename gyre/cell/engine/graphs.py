@@ -24,13 +24,11 @@ class _Graph:
 
 class DecodeGraphs:
     """Of a decoder over a pool, one for each size that is asked for: the number of rows, and of the blocks
-    that each reads, is rounded up, so that there are few. Good while weights and pool stay where they are.
-    Without `head` it answers what that would get."""
+    that each reads, is rounded up, so that there are few. Good while weights and pool stay where they are."""
 
-    def __init__(self, decoder: Decoder, kv: PagedKv, head: bool = True) -> None:
+    def __init__(self, decoder: Decoder, kv: PagedKv) -> None:
         self._decoder = decoder
         self._kv = kv
-        self._head = head
         self._memory = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._outputs: dict[int, torch.Tensor] = {}
@@ -62,11 +60,11 @@ class DecodeGraphs:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            like = decode(self._decoder, self._kv, inputs, self._head)
+            like = decode(self._decoder, self._kv, inputs)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            logits = self._output(like).copy_(decode(self._decoder, self._kv, inputs, self._head))
+            logits = self._output(like).copy_(decode(self._decoder, self._kv, inputs))
         return _Graph(inputs, logits, graph)
 
     def _output(self, like: torch.Tensor) -> torch.Tensor:
@@ -77,9 +75,9 @@ class DecodeGraphs:
         return self._outputs[rows]
 
 
-def decode(decoder: Decoder, kv: PagedKv, inputs: torch.Tensor, head: bool = True) -> torch.Tensor:
-    """Logits [rows, vocab] of one token a row, or without `head` what it would get. `inputs`
-    [3 + blocks, rows]: token, position, slot in the pool, and the blocks up to it."""
+def decode(decoder: Decoder, kv: PagedKv, inputs: torch.Tensor) -> torch.Tensor:
+    """Logits [rows, vocab] of one token a row. `inputs` [3 + blocks, rows]: token, position, slot in the
+    pool, and the blocks up to it."""
     ids, positions, slots = inputs[0], inputs[1], inputs[2]
     rows = kv.row_indices(slots)
     batch = BatchAttention(kv, inputs[3:].t(), positions)
@@ -88,8 +86,7 @@ def decode(decoder: Decoder, kv: PagedKv, inputs: torch.Tensor, head: bool = Tru
         kv.write(rows[layer], key, value)
         return batch(layer, query)
 
-    hidden = decoder.hidden(ids, positions, attend)
-    return decoder.logits(hidden) if head else hidden
+    return decoder.logits(decoder.hidden(ids, positions, attend))
 
 
 def padded_rows(rows: int) -> int:

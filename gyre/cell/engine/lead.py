@@ -60,7 +60,7 @@ class Lead:
     def join(self, team: Team) -> None:
         self.part()
         self._team = team
-        self._runner.total = team.total
+        self._runner.sum = team.total
         self._answers = [SimpleQueue() for _ in team.lines]
         for rank, (line, answers) in enumerate(zip(team.lines, self._answers, strict=True), start=1):
             line.start(partial(_answered, answers), partial(self._gone, team, rank, answers))
@@ -70,7 +70,7 @@ class Lead:
         self._awake = False
         if (team := self._team) is not None:
             self._team = None
-            self._runner.total = None
+            self._runner.sum = None
             team.close()
 
     def check(self) -> None:

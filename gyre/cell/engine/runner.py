@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from gyre.cell.engine import kv_bytes, memory, sampling
 from gyre.cell.engine.base import KvLayout, KvPart, Weights
-from gyre.cell.engine.decoder import Attend, Decoder, Total
+from gyre.cell.engine.decoder import Attend, Decoder
 from gyre.cell.engine.flash import FlashAttention
 from gyre.cell.engine.graphs import DecodeGraphs
 from gyre.cell.engine.invariant import (
@@ -24,13 +24,14 @@ from gyre.cell.engine.linear import pick_linear
 from gyre.cell.engine.paged import PagedAttention, PagedKv, PagedPass, Piece, in_order
 from gyre.cell.engine.scheduler import Span
 from gyre.cell.engine.share import ALONE, Share
+from gyre.cell.engine.sums import Sum
 from gyre.rdma import Region
 
 
 class Runner:
     """A model, or a rank's share of it, and its KV pool. All methods belong to the device thread. With
     `batch_invariant` its numbers do not depend on how sequences are batched and cut into passes. What has a
-    share is given `total`, over all ranks, before the first pass."""
+    share is given `sum`, over all ranks, before the first pass."""
 
     def __init__(
         self,
@@ -49,13 +50,14 @@ class Runner:
         if batch_invariant:
             check_invariant(dtype, device)
         self._steady = InvariantLinear(dtype, device) if batch_invariant else None
-        self.total: Total | None = None
+        self.sum: Sum | None = None
         self._decoder = Decoder(
             self._model,
             self._steady or pick_linear(dtype, device),
             window_tokens,
             steady_silu if batch_invariant else F.silu,
-            self._summed if share.ranks > 1 else None,
+            self if share.ranks > 1 else None,
+            share.vocab(model.config) if share.ranks > 1 and _tied(self._model) else None,
         )
         self._scores = InvariantScores(self._decoder.head_dim, block_tokens)
         self._blocks = blocks
@@ -104,7 +106,7 @@ class Runner:
                 self._model.device,
             )
             if self._steady is None and self._model.device.type == "cuda":
-                self._graphs = DecodeGraphs(decoder, self._kv, head=self._share.rank == 0)
+                self._graphs = DecodeGraphs(decoder, self._kv)
 
     def release_kv(self) -> None:
         self._graphs = None
@@ -144,7 +146,9 @@ class Runner:
         if self._graphs is not None and _decodes(pieces):
             self._graphs.logits(pieces)
         else:
-            self._hidden(pieces)
+            last = self._hidden(pieces)
+            if len(last):
+                self._decoder.logits(last)
 
     @torch.inference_mode()
     def run(self, spans: Sequence[Span]) -> list[tuple[Span, int, float]]:
@@ -161,9 +165,18 @@ class Runner:
         step = PagedPass(self._kv, pieces)
         return self._decoder.hidden(step.input_ids, step.positions, self._attention(step))[step.last]
 
-    def _summed(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.total is not None, "the ranks have not met"
-        return self.total(x)
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of what all ranks have."""
+        assert self.sum is not None, "the ranks have not met"
+        return self.sum(x)
+
+    def joined(self, logits: torch.Tensor) -> torch.Tensor:
+        """At rank 0 those of all ranks side by side."""
+        assert self.sum is not None, "the ranks have not met"
+        spans = [
+            Share(rank, self._share.ranks).vocab(self._whole_config) for rank in range(self._share.ranks)
+        ]
+        return self.sum.side_by_side(logits, [last - first for first, last in spans])
 
     def _drawn(self, spans: Sequence[Span], logits: torch.Tensor) -> list[tuple[Span, int, float]]:
         tokens, logprobs = sampling.sample(
@@ -183,3 +196,7 @@ class Runner:
 
 def _decodes(pieces: Sequence[Piece]) -> bool:
     return all(piece.count == 1 and piece.samples for piece in pieces)
+
+
+def _tied(model: PreTrainedModel) -> bool:
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight

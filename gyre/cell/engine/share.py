@@ -52,6 +52,11 @@ class Share(NamedTuple):
         width: int = config.intermediate_size
         return self.rank * width // self.ranks, (self.rank + 1) * width // self.ranks
 
+    def vocab(self, config: Any) -> tuple[int, int]:
+        """The tokens whose logits it computes."""
+        size: int = config.vocab_size
+        return self.rank * size // self.ranks, (self.rank + 1) * size // self.ranks
+
     @torch.no_grad()
     def model(self, whole: PreTrainedModel) -> PreTrainedModel:
         """A module of this rank's shapes on the same device, its weights undefined. `whole` itself for a rank
@@ -70,9 +75,9 @@ class Share(NamedTuple):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=whole.dtype)
         model.to_empty(device=whole.device)
         model.tie_weights()
-        if self.rank:
-            # Only rank 0 draws tokens: the others need no head of their own.
-            model.lm_head.weight = model.model.embed_tokens.weight
+        if model.lm_head.weight is not model.model.embed_tokens.weight:
+            rows = self.vocab(whole.config)
+            model.lm_head.weight = nn.Parameter(model.lm_head.weight[: rows[1] - rows[0]].clone())
         for (_, buffer), (_, source) in zip(model.named_buffers(), whole.named_buffers(), strict=True):
             buffer.copy_(source)
         share: PreTrainedModel = model.eval()
@@ -91,6 +96,8 @@ class Share(NamedTuple):
             heads = self.heads(config) if module in _OVER_HEADS else self.kv_heads(config)
             size = _head_dim(config)
             return weight[heads[0] * size : heads[1] * size]
+        if module == "lm_head":
+            return weight[slice(*self.vocab(config))]
         if module in _OVER_MLP:
             return weight[slice(*self.mlp(config))]
         if module not in _SUMMED:

@@ -1,4 +1,4 @@
-"""The sum over ranks that every layer needs twice.
+"""What goes between ranks in a pass: the sum that every layer needs twice, and logits.
 
 On a CPU it goes over Unix sockets: a sum of gloo passes several threads, and takes twenty times as long where
 the numbers are few; and a group of gloo polls as long as it stands. Ranks are added up in their order,
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 
@@ -23,6 +24,9 @@ class Sum(Protocol):
     rank is gone."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def side_by_side(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """Rank 0 gets [rows, all columns] where each has [rows, its of `widths`]."""
 
     def abort(self) -> None:
         """From any thread: whoever waits in a sum gets an error."""
@@ -53,6 +57,14 @@ class SocketSum:
         for other in self._sockets:
             other.sendall(_bytes(total))
         return total
+
+    def side_by_side(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        x = x.contiguous()
+        if not self._leads:
+            self._sockets[0].sendall(_bytes(x))
+            return x
+        others = zip(self._sockets, widths[1:], strict=True)
+        return torch.cat([x, *(self._received(one, x.new_empty(len(x), width)) for one, width in others)], -1)
 
     def abort(self) -> None:
         for one in self._sockets:
@@ -111,12 +123,21 @@ class GroupSum:
         if not self._in_order:
             self._group.allreduce([x]).wait()
             return x
-        parts = [torch.empty_like(x) for _ in range(self._ranks)]
-        self._group.allgather([parts], [x]).wait()
+        parts = self._gathered(x)
         total = parts[0].float()
         for part in parts[1:]:
             total = total + part
         return total.to(x.dtype)
+
+    def side_by_side(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        # All of one size, as a group wants them.
+        parts = self._gathered(F.pad(x, (0, max(widths) - x.shape[-1])))
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], -1)
+
+    def _gathered(self, x: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(x) for _ in range(self._ranks)]
+        self._group.allgather([parts], [x.contiguous()]).wait()
+        return parts
 
     def abort(self) -> None:
         if (group := self._group) is not None:
