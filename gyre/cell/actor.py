@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import Awaitable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from gyre.actors import Actor, Ask, Blob, Down, Ref, handles
+from gyre.actors import Actor, Ask, Down, Ref, handles
 from gyre.cell.core import Core
 from gyre.cell.far import Far
 from gyre.cell.messages import (
@@ -50,7 +50,7 @@ from gyre.cell.worker_messages import (
     WakeEngine,
     WorkerConfig,
 )
-from gyre.rdma import ReadRegion, SharedMemory, read
+from gyre.rdma import Borrow, Lending, RegionHandle, SharedMemory
 
 log = structlog.get_logger()
 
@@ -98,6 +98,9 @@ class CellActor(Actor):
         self._rendezvous = Rendezvous(self._config.stores, life, CHANGE_TIMEOUT_S)
         # Not here: processes of all cells start side by side, and each takes seconds to import torch.
         self.context.run(self._join(), name="join")
+
+    async def stopping(self) -> None:
+        await self._lending.close()
 
     async def _join(self) -> None:
         """From nothing to a cell in rollout role with the published weights."""
@@ -235,7 +238,8 @@ class CellActor(Actor):
             return await self._config.core.ask(stage, timeout_s=ACCEPT_TIMEOUT_S)
         finally:
             if far is not None:
-                far.free(*regions)
+                for region in regions:
+                    self._lending.shared.free(region)
 
     async def commit(self, complete: StepComplete) -> int:
         raise RuntimeError(f"cell {self._cell} is no core: the queue told it to commit step {complete.step}")
@@ -265,14 +269,13 @@ class CellActor(Actor):
         if holder is None:
             stage = core.stage(message.manifest, message.regions)
         else:
-            stage = core.fetch(message.manifest, message.regions, holder)
+            stage = core.fetch(message.manifest, message.regions, holder, self._lending)
         return await asyncio.shield(self.context.run(stage, name="stage"))
 
-    @handles(ReadRegion)
-    async def read_region(self, message: ReadRegion) -> AsyncIterator[Blob]:
+    @handles(Borrow, concurrent=True)
+    async def lend(self, message: Borrow) -> RegionHandle:
         """To another machine: a snapshot of the core, or a satellite's gradients."""
-        async for chunk in read(SharedMemory(self._setup.shm_folder), message.region):
-            yield chunk
+        return await self._lending.lend(message.region)
 
     @handles(Publish, concurrent=True)
     async def publish(self, message: Publish) -> int:
@@ -344,14 +347,18 @@ class CellActor(Actor):
         else:
             assert self._config.core is not None
             if self._far is not None:
-                self._far.free(snapshot.region)
+                self._far.free(snapshot)
             await self._config.core.tell(ReleaseSnapshot(lease=snapshot.lease))
+
+    @cached_property
+    def _lending(self) -> Lending:
+        return Lending(SharedMemory(self._setup.shm_folder), self.context.node, self.context.name)
 
     @cached_property
     def _far(self) -> Far | None:
         if not self._config.far or self._config.core is None:
             return None
-        return Far(SharedMemory(self._setup.shm_folder), self._config.core, self.context.ref)
+        return Far(self._lending, self._config.core, self.context.ref)
 
     def _as_core(self) -> Core:
         if self._core is None:

@@ -27,7 +27,7 @@ from gyre.cell.worker_messages import (
     WriteCheckpoint,
     WriteSnapshot,
 )
-from gyre.rdma import RegionError, RegionHandle, SharedMemory, fetch
+from gyre.rdma import Lending, RegionError, RegionHandle, SharedMemory
 
 log = structlog.get_logger()
 
@@ -118,12 +118,14 @@ class Core:
         finally:
             self._free(list(regions))
 
-    async def fetch(self, manifest: Manifest, regions: tuple[RegionHandle, ...], holder: Ref) -> bool:
+    async def fetch(
+        self, manifest: Manifest, regions: tuple[RegionHandle, ...], holder: Ref, lending: Lending
+    ) -> bool:
         """Stages a contribution that is on another machine. One that does not come counts for nothing."""
         here: list[RegionHandle] = []
         try:
             for region in regions:
-                here.append(await fetch(region, holder, self._shared, region.name))
+                here.append(await lending.fetch(region, holder, region.name))
         except (ActorError, RegionError) as error:
             self._free(here)
             log.warning("contribution_lost", cell=manifest.cell, step=manifest.step, reason=str(error))

@@ -18,7 +18,7 @@ from gyre.rdma.base import (
     TransferTimeout,
     Unusable,
 )
-from gyre.rdma.fetch import ReadRegion, fetch, read
+from gyre.rdma.lending import Borrow, Lending
 from gyre.rdma.probing import BACKENDS, BackendName, Probe, make_backend, probe, start_backend
 from gyre.rdma.shm import SharedMemory
 
@@ -26,11 +26,12 @@ __all__ = [
     "BACKENDS",
     "Backend",
     "BackendName",
+    "Borrow",
     "Extent",
+    "Lending",
     "Note",
     "PeerLost",
     "Probe",
-    "ReadRegion",
     "Refused",
     "Region",
     "RegionError",
@@ -41,9 +42,7 @@ __all__ = [
     "TransferError",
     "TransferTimeout",
     "Unusable",
-    "fetch",
     "make_backend",
     "probe",
-    "read",
     "start_backend",
 ]

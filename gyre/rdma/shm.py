@@ -56,6 +56,9 @@ class Attached:
         self.users = 0
         self.used_s = 0.0
 
+    def view(self) -> memoryview:
+        return memoryview(self._memory)
+
     @property
     def freed(self) -> bool:
         return os.fstat(self._descriptor).st_nlink == 0
@@ -87,7 +90,8 @@ class SharedMemory:
                     if size == 0:
                         self._path(name).unlink(missing_ok=True)
                     raise
-                mapping = mmap.mmap(descriptor, nbytes)
+                # The pages are there: to map them at once takes a third of mapping them one by one.
+                mapping = mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
             raise RegionError(name, f"cannot allocate {nbytes} bytes in {self.folder}: {error}") from error
         return SharedRegion(RegionHandle(backend="shm", name=name, nbytes=nbytes), mapping)
@@ -97,6 +101,13 @@ class SharedMemory:
         with self._file(handle, os.O_RDONLY) as descriptor:
             # ACCESS_COPY, because torch.frombuffer wants writable memory.
             return SharedRegion(handle, mmap.mmap(descriptor, handle.nbytes, access=mmap.ACCESS_COPY))
+
+    def rename(self, handle: RegionHandle, name: str) -> RegionHandle:
+        """The same memory under another name, in the place of what has that. Raises RegionError."""
+        path = self._path(name)
+        with self._file(handle, os.O_RDONLY):
+            os.replace(self._path(handle.name), path)
+        return RegionHandle(backend="shm", name=name, nbytes=handle.nbytes)
 
     def attach(self, handle: RegionHandle, *, writable: bool) -> Attached:
         """The file itself, and whether it was freed meanwhile. Raises RegionError."""

@@ -160,10 +160,10 @@ async def local(backend: Backend) -> AsyncIterator[Local]:
             await region.close()
 
 
-async def settled(folder: Path, before: dict[str, int]) -> None:
+async def settled(folder: Path, before: dict[str, int], within_s: float = 1.0) -> None:
     """No more than before. A thread that was joined is there a moment longer, and the other end of a
     connection too."""
-    for _ in range(100):
+    for _ in range(int(100 * within_s)):
         if _within(folder, before):
             return
         await asyncio.sleep(0.01)

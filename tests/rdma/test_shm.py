@@ -163,6 +163,18 @@ def test_only_its_owner_may_look(folder: Path, shared: SharedMemory) -> None:
     assert (folder / "w1").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_region_is_renamed(folder: Path, shared: SharedMemory) -> None:
+    write(shared, "w2", b"old")
+    renamed = shared.rename(write(shared, "w1", b"abcd"), "w2")
+    assert read(shared, renamed) == b"abcd"
+    assert [path.name for path in folder.iterdir()] == ["w2"]
+    for gone in (handle("w1"), handle("w2", 5)):
+        with pytest.raises(RegionError):
+            shared.rename(gone, "w3")
+    with pytest.raises(RegionError, match="no region name"):
+        shared.rename(renamed, "../w3")
+
+
 def test_sweep_leaves_nothing(folder: Path, shared: SharedMemory) -> None:
     write(shared, "w1", b"abcd")
     write(shared, "w2", b"abcd")
