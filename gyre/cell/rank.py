@@ -145,7 +145,7 @@ class Rank:
         """From the group; an engine's ranks part when it falls asleep."""
         self.group.drop()
         if self._follower is not None:
-            self._follower.part()
+            self._follower.leave()
 
     # --- weights ------------------------------------------------------------------------------------
 

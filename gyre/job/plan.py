@@ -84,14 +84,16 @@ def plan(job: Job) -> Plan:
 def _memory(job: Job, shape: ModelShape) -> tuple[RoleMemory, ...]:
     value_bytes = _DTYPE_BYTES[job.model.dtype]
     weights = shape.parameters * value_bytes
-    kv = job.rollout.kv_tokens * shape.kv_values_per_token * value_bytes
+    engines = job.cells.ranks if job.rollout.parallel == "data" else 1
+    held = engines * weights
+    kv = engines * job.rollout.kv_tokens * shape.kv_values_per_token * value_bytes
     gradients = shape.parameters * 4
     # fp32 master weights and AdamW's two moments; they stay on the core in either role.
     master = shape.parameters * 12
     return (
-        RoleMemory(role="core, rollout", weights_bytes=weights, kv_bytes=kv, master_bytes=master),
+        RoleMemory(role="core, rollout", weights_bytes=held, kv_bytes=kv, master_bytes=master),
         RoleMemory(role="core, train", weights_bytes=weights, gradients_bytes=gradients, master_bytes=master),
-        RoleMemory(role="satellite, rollout", weights_bytes=weights, kv_bytes=kv),
+        RoleMemory(role="satellite, rollout", weights_bytes=held, kv_bytes=kv),
         RoleMemory(role="satellite, train", weights_bytes=weights, gradients_bytes=gradients),
     )
 

@@ -66,6 +66,18 @@ def test_memory_follows_from_the_model_folder(job_file: Path, model: Path) -> No
     assert roles["core, rollout"].total_bytes == 1024 * (2 + 12) + kv
 
 
+@pytest.mark.parametrize(("parallel", "engines"), [("data", 2), ("tensor", 1)])
+def test_every_engine_of_a_cell_takes_memory(
+    job_file: Path, model: Path, parallel: str, engines: int
+) -> None:
+    overrides = ["rollout.kv_tokens=2048", "cells.ranks=2", f"rollout.parallel={parallel}"]
+    planned = plan(load_job(job_file, ["model.recipe=", f"model.path={model}", *overrides]))
+    roles = {memory.role: memory for memory in planned.memory}
+    kv = 2048 * (2 * 2 * 2 * 16) * 2
+    assert roles["satellite, rollout"].total_bytes == engines * (1024 * 2 + kv)
+    assert roles["satellite, train"].total_bytes == 1024 * (2 + 4)
+
+
 @pytest.mark.parametrize("broken", ["config.json", "a.safetensors"])
 def test_a_model_folder_that_does_not_tell_is_unknown(model: Path, broken: str) -> None:
     (model / broken).write_bytes(b"\xff\xff\xff")

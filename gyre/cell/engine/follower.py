@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -49,7 +50,7 @@ class Follower:
 
     def join(self, team: Team) -> None:
         """On the device thread."""
-        self.part()
+        self.leave()
         self._team = team
         self._runner.sum = team.total
         (line,) = team.lines
@@ -57,6 +58,13 @@ class Follower:
             lambda frame: self._queue(partial(self._obey, team, frame)),
             lambda: self._queue(partial(self._end, team)),
         )
+
+    def leave(self) -> None:
+        """As `part`, and rank 0 need not fear for this one."""
+        if self._team is not None:
+            with suppress(OSError):
+                self._team.lines[0].send(pack_answer(Done(leaving=True)))
+        self.part()
 
     def part(self) -> None:
         """Frees what it has; on the device thread."""

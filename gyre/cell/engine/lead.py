@@ -53,7 +53,7 @@ class Lead:
         self._ranks = ranks
         self._on_lost = on_lost
         self._team: Team | None = None
-        self._answers: list[SimpleQueue[Done | None]] = []
+        self._others: list[_Other] = []
         self._awake = False
         self.lost: Future[str] = Future()
 
@@ -61,9 +61,9 @@ class Lead:
         self.part()
         self._team = team
         self._runner.sum = team.total
-        self._answers = [SimpleQueue() for _ in team.lines]
-        for rank, (line, answers) in enumerate(zip(team.lines, self._answers, strict=True), start=1):
-            line.start(partial(_answered, answers), partial(self._gone, team, rank, answers))
+        self._others = [_Other(rank) for rank in range(1, self._ranks)]
+        for line, other in zip(team.lines, self._others, strict=True):
+            line.start(other.answered, partial(self._gone, team, other))
 
     def part(self) -> None:
         """The others see the end of their lines, and free what they have."""
@@ -164,7 +164,7 @@ class Lead:
         try:
             own()
         finally:
-            found = {rank: self._answer(rank) for rank in orders}
+            found = {rank: self._others[rank - 1].answer() for rank in orders}
         done: list[Done] = []
         for rank, answer in found.items():
             if answer is None:
@@ -182,8 +182,9 @@ class Lead:
             own()
         finally:
             for rank in told:
-                answer = self._answer(rank)
-                if answer is None or answer.error is not None:
+                other = self._others[rank - 1]
+                answer = other.answer()
+                if (answer is None and not other.left) or (answer and answer.error):
                     log.warning("engine_rank_not_freed", rank=rank, error=answer and answer.error)
 
     def _tell(self, orders: Mapping[int, Order]) -> None:
@@ -193,25 +194,17 @@ class Lead:
                 assert self._team is not None
                 self._team.lines[rank - 1].send(pack(order))
 
-    def _answer(self, rank: int) -> Done | None:
-        """None, again and again, of a rank that is gone."""
-        answers = self._answers[rank - 1]
-        answer = answers.get()
-        if answer is None:
-            answers.put(None)
-        return answer
-
     def _met(self) -> Team:
         self.check()
         if self._team is None:
             raise EngineFault("the ranks of the engine have not met")
         return self._team
 
-    def _gone(self, team: Team, rank: int, answers: SimpleQueue[Done | None]) -> None:
-        """On the line's thread."""
-        answers.put(None)
-        if self._awake:
-            self._lose(team, f"rank {rank} is gone")
+    def _gone(self, team: Team, other: _Other) -> None:
+        """On the line's thread. One that left is missed when something is asked."""
+        other.answers.put(None)
+        if self._awake and not other.left:
+            self._lose(team, f"rank {other.rank} is gone")
 
     def _lose(self, team: Team, why: str) -> None:
         """From any thread."""
@@ -222,8 +215,28 @@ class Lead:
         self._on_lost()
 
 
-def _answered(answers: SimpleQueue[Done | None], frame: bytes) -> None:
-    try:
-        answers.put(unpack_answer(frame))
-    except BadOrder as error:
-        answers.put(Done(error=f"answers nonsense: {error}"))
+class _Other:
+    """A following rank as its line tells of it."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.answers: SimpleQueue[Done | None] = SimpleQueue()
+        self.left = False
+
+    def answered(self, frame: bytes) -> None:
+        """On the line's thread."""
+        try:
+            answer = unpack_answer(frame)
+        except BadOrder as error:
+            answer = Done(error=f"answers nonsense: {error}")
+        if answer.leaving:
+            self.left = True
+        else:
+            self.answers.put(answer)
+
+    def answer(self) -> Done | None:
+        """Waits for the next one; None, again and again, where it is gone."""
+        answer = self.answers.get()
+        if answer is None:
+            self.answers.put(None)
+        return answer

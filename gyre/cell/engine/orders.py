@@ -55,10 +55,12 @@ Order = TakeWeights | TakeKv | ReleaseKv | ReadKv | WriteKv | Leave
 
 
 class Done(msgspec.Struct, frozen=True):
-    """An order is carried out, or why it could not be. `finite` is false where numbers to write are not."""
+    """An order is carried out, or why it could not be. `finite` is false where numbers to write are not. With
+    `leaving` it answers nothing: the rank ends in order."""
 
     error: str | None = None
     finite: bool = True
+    leaving: bool = False
 
 
 @dataclass(slots=True, frozen=True)

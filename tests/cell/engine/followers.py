@@ -148,7 +148,7 @@ class _Rank:
         return self._thread.submit(self._meet, PrefixStore(order["prefix"], store), order)
 
     def close(self) -> None:
-        self._thread.submit(self._follower.part).result()
+        self._thread.submit(self._follower.leave).result()
         self._thread.shutdown()
 
     def _begin(self) -> None:

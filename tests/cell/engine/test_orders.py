@@ -74,7 +74,7 @@ def test_other_orders_are_told_as_they_are(order: Any) -> None:
 
 
 def test_answers_are_told_as_they_are() -> None:
-    for answer in (Done(), Done(error="no memory"), Done(finite=False)):
+    for answer in (Done(), Done(error="no memory"), Done(finite=False), Done(leaving=True)):
         assert unpack_answer(pack_answer(answer)) == answer
 
 

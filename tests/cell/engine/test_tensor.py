@@ -187,6 +187,23 @@ async def test_kv_that_a_follower_does_not_find_is_not_imported(over: Cases, shm
     assert (await generate(second, prompt(40))).cached_tokens == 0
 
 
+async def test_a_follower_that_leaves_in_order_is_missed_when_something_is_asked(
+    over: Cases, followers: Followers
+) -> None:
+    engine = await over(2).awake()
+    assert engine._lead is not None
+    await asyncio.to_thread(followers.forget, str(id(engine)))
+    # Its end has been heard when its line's thread has ended.
+    (line,) = engine._lead._team.lines  # type: ignore[union-attr]
+    assert line._reader is not None
+    await asyncio.to_thread(line._reader.join, 20.0)
+    assert not engine._lead.lost.done()
+    with pytest.raises(EngineFault):
+        await generate(engine, prompt(5))
+    with pytest.raises(EngineFault, match="lost"):
+        await engine.watch()
+
+
 async def test_a_pass_that_fails_loses_the_engine(over: Cases, followers: Followers) -> None:
     case = over(2)
     engine = await case.awake()
