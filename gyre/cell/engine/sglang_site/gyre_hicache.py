@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import sglang
 import torch
 from gyre_pages import Fence, PageFolder
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
+
+PAGES_AT_ONCE = 16
 
 
 class GyrePages(HiCacheStorage):  # type: ignore[misc]
@@ -45,12 +48,10 @@ class GyrePages(HiCacheStorage):  # type: ignore[misc]
         return len(keys)
 
     def batch_get_v1(self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None) -> list[bool]:
-        places = self._places(keys, host_indices)
-        return [self._get(key, place) for key, place in zip(keys, places, strict=True)]
+        return self._each(self._get, keys, host_indices)
 
     def batch_set_v1(self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None) -> list[bool]:
-        places = self._places(keys, host_indices)
-        return [self._set(key, place) for key, place in zip(keys, places, strict=True)]
+        return self._each(self._set, keys, host_indices)
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
@@ -74,29 +75,37 @@ class GyrePages(HiCacheStorage):  # type: ignore[misc]
     ) -> bool:
         return False
 
-    def _get(self, key: str, place: int) -> bool:
-        with self._fence.held() as version:
-            page = None if version is None else self._read(version, key)
-            if page is None:
-                return False
-            self.mem_pool_host.set_from_flat_data_page(place, page)
-            return True
+    def _each(
+        self, move: Callable[[int, str, int], bool], keys: list[str], host_indices: torch.Tensor
+    ) -> list[bool]:
+        """A few at a time: new weights wait until the fence is let go."""
+        step = self.mem_pool_host.page_size
+        places = [int(host_indices[at * step]) for at in range(len(keys))]
+        moved: list[bool] = []
+        while len(moved) < len(keys):
+            some = slice(len(moved), len(moved) + PAGES_AT_ONCE)
+            with self._fence.held() as version:
+                moved += [
+                    version is not None and move(version, key, place)
+                    for key, place in zip(keys[some], places[some], strict=True)
+                ]
+        return moved
 
-    def _set(self, key: str, place: int) -> bool:
-        with self._fence.held() as version:
-            if version is None:
-                return False
-            page: torch.Tensor = self.mem_pool_host.get_data_page(place).contiguous()
-            kept: bool = self._pages.put(version, key, page.view(torch.uint8).numpy())
-            return kept
+    def _get(self, version: int, key: str, place: int) -> bool:
+        page = self._read(version, key)
+        if page is None:
+            return False
+        self.mem_pool_host.set_from_flat_data_page(place, page)
+        return True
+
+    def _set(self, version: int, key: str, place: int) -> bool:
+        page: torch.Tensor = self.mem_pool_host.get_data_page(place).contiguous()
+        kept: bool = self._pages.put(version, key, page.view(torch.uint8).numpy())
+        return kept
 
     def _read(self, version: int, key: str) -> torch.Tensor | None:
         page = torch.empty(self._shape, dtype=self._dtype)
         return page if self._pages.get(version, key, page.view(torch.uint8).numpy()) else None
-
-    def _places(self, keys: list[str], host_indices: torch.Tensor) -> list[int]:
-        step = self.mem_pool_host.page_size
-        return [int(host_indices[at * step]) for at in range(len(keys))]
 
     def _kind(self, model: str) -> str:
         """All that says what a page's bytes mean, but for the weights and the tokens."""

@@ -113,14 +113,20 @@ class PageFolder:
     def get(self, version: int, key: str, page: Page) -> bool:
         """Fills `page`. False, and anything in it, where there is none or its bytes are not those that were
         put."""
+        header, beyond = bytearray(HEADER_BYTES), bytearray(1)
         try:
-            with open(self._path(version, key), "rb", buffering=0) as file:
-                header = file.read(HEADER_BYTES)
-                whole = file.readinto(page.data) == self._page_bytes and not file.read(1)
-                os.utime(file.fileno())
+            fd = os.open(self._path(version, key), os.O_RDONLY)
         except OSError:
             return False
-        return whole and header == _header(page)
+        try:
+            # One call: after each this thread waits for its turn beside one that looks for work all the time.
+            found = os.preadv(fd, [header, page.data, beyond], 0)
+            os.utime(fd)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return found == HEADER_BYTES + self._page_bytes and header == _header(page)
 
     def put(self, version: int, key: str, page: Page) -> bool:
         """Whether it is there now: whole or not at all, whoever reads or writes it at the same time."""
@@ -131,12 +137,9 @@ class PageFolder:
             with contextlib.suppress(OSError):
                 os.utime(path)
                 return True
-        written = path.with_name(f".{os.getpid()}-{threading.get_ident()}")
+        written = f"{self._parent(version)}/.{os.getpid()}-{threading.get_ident()}"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(written, "wb", buffering=0) as file:
-                if file.write(_header(page)) + file.write(page.data) != HEADER_BYTES + self._page_bytes:
-                    raise OSError("no room")
+            self._write(written, page)
             os.rename(written, path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -144,6 +147,19 @@ class PageFolder:
             return False
         self._account(HEADER_BYTES + self._page_bytes)
         return True
+
+    def _write(self, path: str, page: Page) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        try:
+            fd = os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            fd = os.open(path, flags, 0o600)
+        try:
+            if os.writev(fd, [_header(page), page.data]) != HEADER_BYTES + self._page_bytes:
+                raise OSError("no room")
+        finally:
+            os.close(fd)
 
     def sweep(self) -> None:
         """Removes what was not used for longest until KEEP of the limit is left, unless another does."""
@@ -184,10 +200,13 @@ class PageFolder:
                     elif found.st_mtime < now_s - ABANDONED_S:
                         os.unlink(path)
 
-    def _path(self, version: int, key: str) -> Path:
+    def _parent(self, version: int) -> str:
+        return f"{self._folder}/v{version}/{self._kind}"
+
+    def _path(self, version: int, key: str) -> str:
         if not KEY.fullmatch(key):
             raise ValueError(f"{key!r} is no key of a page")
-        return self._folder / f"v{version}" / self._kind / key
+        return f"{self._parent(version)}/{key}"
 
 
 def _header(page: Page) -> bytes:
