@@ -36,8 +36,10 @@ class KvStorage:
         self._fence = Fence(self._fence_path)
 
     def configured(self, config: SglangConfig, served: Served) -> SglangConfig:
-        """What starts a server that uses it; the job's own arguments win. ValueError for a server of many
-        ranks: nothing tells when all of them have dropped what they had of older weights."""
+        """What starts a server that uses it; the job's own arguments win. Until it has weights nothing is
+        kept or found, whatever the server before it had. ValueError for a server of many ranks: nothing
+        tells when all of them have dropped what they had of older weights."""
+        self._fence.shut()
         if served.ranks > 1:
             raise ValueError("KV of a SGLang server over many GPUs cannot be kept: set kv_storage_bytes = 0")
         extra = {

@@ -140,7 +140,7 @@ class Link:
         config = self._config
         if config.kv_storage_bytes:
             self._kv = KvStorage(self._scratch.parent / "sglang-kv", self._scratch, config.kv_storage_bytes)
-            config = self._kv.configured(config, self._served)
+            config = await self._thread.run(self._kv.configured, config, self._served)
         server = SglangServer(self._served, config, self._log_path)
         info = await server.start()
         self._memory.taken(STAYS_BYTES)
