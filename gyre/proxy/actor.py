@@ -25,7 +25,7 @@ from gyre.proxy.messages import (
 )
 from gyre.proxy.routes import Routes
 from gyre.proxy.server import ProxyServer
-from gyre.schedule.messages import CloseRoute, OpenRoute
+from gyre.schedule.messages import CloseRoute, OpenRoute, RouteClosed
 
 log = structlog.get_logger()
 
@@ -92,13 +92,28 @@ class ProxyActor(Actor):
     @handles(OpenRoute)
     async def open_route(self, message: OpenRoute) -> None:
         self._routes.open(message)
-        log.info("route_opened", cell=message.cell, version=message.version, engines=len(message.engines))
+        log.info(
+            "route_opened",
+            change=message.change,
+            cell=message.cell,
+            version=message.version,
+            engines=len(message.engines),
+        )
 
     @handles(CloseRoute, concurrent=True)
-    async def close_route(self, message: CloseRoute) -> int:
-        moved = await self._routes.close(message.cell, lost=message.lost)
-        log.info("route_closed", cell=message.cell, lost=message.lost, calls_moved=moved)
-        return moved
+    async def close_route(self, message: CloseRoute) -> RouteClosed:
+        closed = await self._routes.close(message.cell, lost=message.lost, change=message.change)
+        log.info(
+            "route_closed",
+            change=message.change,
+            cell=message.cell,
+            lost=message.lost,
+            calls_moved=closed.calls,
+            sessions_moved=closed.sessions_moved,
+            recomputed=closed.recomputed,
+            states_s=closed.states_s,
+        )
+        return closed
 
     @handles(GetProxyTotals)
     async def totals(self, message: GetProxyTotals) -> ProxyTotals:

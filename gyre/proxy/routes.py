@@ -13,9 +13,10 @@ from gyre.actors import Ref
 from gyre.actors.errors import ActorDied, ActorError, RemoteError, error_name
 from gyre.cell.engine.base import Chunk, ContextOverflow, GenerateRequest
 from gyre.cell.messages import Abort, Generate
+from gyre.cell.states import StateTimes
 from gyre.proxy.conversation import CallError, unavailable
 from gyre.proxy.router import EngineKey, Router, Seat
-from gyre.schedule.messages import OpenRoute
+from gyre.schedule.messages import OpenRoute, RouteClosed
 
 log = structlog.get_logger()
 
@@ -52,6 +53,7 @@ class _Leg:
     seat: Seat[Ref]
     leash: asyncio.Timeout
     leaving: bool = False
+    change: str = ""
 
 
 class Routes:
@@ -70,21 +72,25 @@ class Routes:
         self._opened.set()
         self._opened = asyncio.Event()
 
-    async def close(self, cell: int, *, lost: bool) -> int:
+    async def close(self, cell: int, *, lost: bool, change: str = "") -> RouteClosed:
         """Admits no more calls to the cell and ends those in flight there, so that they go on elsewhere.
-        Returns, when none is left at the cell, how many they were."""
-        calls = self._router.close(cell)
-        legs = {call: self._legs[call] for call in calls if call in self._legs}
-        for leg in legs.values():
-            leg.leaving = True
-        if lost:
+        Returns when none is left at the cell."""
+        times = StateTimes()
+        with times.measure("stop_admitting"):
+            calls = self._router.close(cell)
+            legs = {call: self._legs[call] for call in calls if call in self._legs}
             for leg in legs.values():
-                _cut(leg)
-        else:
-            await asyncio.gather(*(self._abort(call, leg) for call, leg in legs.items()))
-        while self._router.calls_at(cell):
-            await self._left.wait()
-        return len(legs)
+                leg.leaving, leg.change = True, change
+        with times.measure("cancel"):
+            if lost:
+                for leg in legs.values():
+                    _cut(leg)
+            else:
+                await asyncio.gather(*(self._abort(call, leg) for call, leg in legs.items()))
+        with times.measure("hand_over"):
+            while self._router.calls_at(cell):
+                await self._left.wait()
+        return RouteClosed(calls=len(legs), recomputed=len(legs), states_s=times.by_state_s)
 
     def forget_session(self, session: str) -> None:
         """No more calls of it will come."""
@@ -99,10 +105,14 @@ class Routes:
         deadline = clock() + self._wait_s
         pause_s = _FIRST_PAUSE_S
         moved = False
+        leg: _Leg | None = None
         while not sample.finish_reason:
             seat = await self._acquire(request.session, excluded, moved, pause_s, deadline)
+            if leg is not None and moved:
+                _log_move(request, leg, seat, sample)
             before = len(sample.token_ids)
-            moved = await self._stay(seat, request, sample)
+            leg = await self._stay(seat, request, sample)
+            moved = leg.leaving
             if not sample.finish_reason:
                 excluded.add(seat.key)
                 sample.reroutes += 1
@@ -131,9 +141,9 @@ class Routes:
             raise unavailable(f"no cell took the call within {self._wait_s:g} s") from None
         return seat
 
-    async def _stay(self, seat: Seat[Ref], request: GenerateRequest, sample: Sample) -> bool:
-        """Adds to the sample until it is complete or the call has to leave. Answers whether it leaves
-        because its cell does, and not for a failure."""
+    async def _stay(self, seat: Seat[Ref], request: GenerateRequest, sample: Sample) -> _Leg:
+        """Adds to the sample until it is complete or the call has to leave: because its cell does, where
+        the leg says so, else for a failure."""
         call = request.call
         self._router.begin(call, seat.key)
         async with AsyncExitStack() as stack:
@@ -154,7 +164,7 @@ class Routes:
                 reason = str(error)
         if not sample.finish_reason and not leg.leaving:
             log.warning("engine_failed", cell=seat.key.cell, call=call, reason=reason)
-        return leg.leaving
+        return leg
 
     def _leave(self, call: str) -> None:
         del self._legs[call]
@@ -186,6 +196,18 @@ async def _collect(seat: Seat[Ref], request: GenerateRequest, sample: Sample) ->
                 sample.finish_reason = "length"
             if sample.finish_reason or chunk.finish_reason == "abort":
                 return
+
+
+def _log_move(request: GenerateRequest, left: _Leg, seat: Seat[Ref], sample: Sample) -> None:
+    log.info(
+        "call_moved",
+        change=left.change,
+        execution=request.session,
+        call=request.call,
+        cell=left.seat.key.cell,
+        to_cell=seat.key.cell,
+        tokens=len(sample.token_ids),
+    )
 
 
 def _refusal(error: RemoteError) -> CallError | None:

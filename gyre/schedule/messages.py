@@ -19,15 +19,27 @@ class OpenRoute(Ask[None], frozen=True, kw_only=True):
     version: int
     capacity_calls: int
     window_tokens: int
+    change: str = ""
 
 
-class CloseRoute(Ask[int], frozen=True, kw_only=True):
+class RouteClosed(msgspec.Struct, frozen=True, kw_only=True):
+    """How a route was closed: the seconds of each state by name, in order; how many calls in flight were
+    handed over, how many sessions' KV went with them, and how many calls are computed again elsewhere."""
+
+    calls: int
+    sessions_moved: int = 0
+    recomputed: int = 0
+    states_s: dict[str, float]
+
+
+class CloseRoute(Ask[RouteClosed], frozen=True, kw_only=True):
     """To the ProxyActor: admit no more calls to this cell, end those in flight there and resume them
-    elsewhere from their tokens so far. Answers, when none is left at the cell, how many were moved.
-    `lost`: the cell is dead, its calls cannot be asked for more tokens."""
+    elsewhere from their tokens so far. Answered when none is left at the cell. `lost`: the cell is dead, its
+    calls cannot be asked for more tokens. `change` is the role change it belongs to, for who reads events."""
 
     cell: int
     lost: bool = False
+    change: str = ""
 
 
 class Dispatch(Tell, frozen=True, kw_only=True):

@@ -52,13 +52,12 @@ class Transitions:
         """Answers how many calls in flight were moved."""
         began = self._now()
         life.become("changing")
-        moved = await self._proxy.ask(CloseRoute(cell=life.cell), timeout_s=self._timeout_s)
-        closed_s = self._now() - began
+        closed = await self._proxy.ask(CloseRoute(cell=life.cell), timeout_s=self._timeout_s)
         changed = await self._ask(life, EnterTrain())
         life.version = changed.version
         life.become("train")
-        self._log(changed, moved, waterlevel, began, {"close_route": closed_s, **changed.states_s})
-        return moved
+        self._log(changed, closed.calls, waterlevel, began, {**closed.states_s, **changed.states_s})
+        return closed.calls
 
     async def to_rollout(self, life: CellLife, waterlevel: str) -> None:
         began = self._now()

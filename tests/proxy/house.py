@@ -54,7 +54,8 @@ class House:
         )
 
     async def close_cell(self, cell: int, *, lost: bool = False) -> int:
-        return await self.proxy.ask(CloseRoute(cell=cell, lost=lost))
+        """Answers how many calls were handed over."""
+        return (await self.proxy.ask(CloseRoute(cell=cell, lost=lost))).calls
 
     async def open(self, execution: str = "g000001.00", attempt: int = 0) -> ExecutionAccess:
         self.access[execution] = await self.proxy.ask(OpenExecution(execution=execution, attempt=attempt))

@@ -86,7 +86,7 @@ async def test_a_whole_job_runs_to_its_end(world: World, logs: list[Any]) -> Non
     ]  # fmt: skip
     assert changes[0]["waterlevel"] == "w=4 <= C_R-C_e = 12-4"
     assert changes[0]["calls_in_flight"] == 2
-    assert list(changes[0]["states_s"]) == ["close_route", "pull"]
+    assert list(changes[0]["states_s"]) == ["cancel", "pull"]
     assert [entry["step"] for entry in of(logs, "checkpoint")] == [2]
     assert [entry["version"] for entry in of(logs, "publish")] == [1, 2]
     assert len(of(logs, "finish")) == 1

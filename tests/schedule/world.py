@@ -29,6 +29,7 @@ from gyre.schedule.messages import (
     ExecutionsDispatched,
     MicroStepsReady,
     OpenRoute,
+    RouteClosed,
     StepDone,
 )
 
@@ -138,9 +139,9 @@ class Neighbours(Actor):
         await self._notes.note("open_route", message.cell, message.incarnation)
 
     @handles(CloseRoute)
-    async def close_route(self, message: CloseRoute) -> int:
+    async def close_route(self, message: CloseRoute) -> RouteClosed:
         await self._notes.note("close_route", message.cell, message.lost)
-        return self.moved
+        return RouteClosed(calls=self.moved, recomputed=self.moved, states_s={"cancel": 0.1})
 
     @handles(CellGone)
     async def gone(self, message: CellGone) -> None:
