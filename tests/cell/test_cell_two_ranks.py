@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +17,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gyre.actors import Actor, ChildSpec, Node, ProcessSpec, Ref, Supervisor, handles
+from gyre.actors import (
+    Actor,
+    ActorDied,
+    ChildSpec,
+    ExitReason,
+    Node,
+    ProcessSpec,
+    Ref,
+    RemoteError,
+    Supervisor,
+    handles,
+)
 from gyre.cell.actor import CellActorConfig
 from gyre.cell.checkpoints import check
 from gyre.cell.config import TrainConfig
@@ -46,6 +59,7 @@ from gyre.trajectory.messages import AddGroup
 from gyre.trajectory.queue import QueueConfig, QueueTotals
 from gyre.trajectory.queue_actor import GetQueueTotals, MicroStepQueue
 from tests.cell.parts import cell_setup, micro_step, trajectory
+from tests.cell.witness import Witness
 
 PROMPT = tuple(range(1, 9))
 NEW_TOKENS = 12
@@ -132,6 +146,11 @@ class Job:
     async def _spawn(self, name: str, actor: Actor) -> Ref:
         return await self._node.spawn(ChildSpec(name=name, start=lambda: actor, restart="temporary"))
 
+    async def witness(self, of: Ref) -> asyncio.Future[ExitReason]:
+        witness = Witness(of)
+        await self._spawn("witness", witness)
+        return witness.reason
+
     async def change(self, order: EnterTrain | EnterRollout) -> list[RoleChanged]:
         return list(await asyncio.gather(*(cell.ask(order, timeout_s=60.0) for cell in self.cells)))
 
@@ -183,6 +202,15 @@ def by_one_rank(setup: CellSetup, shm: Path) -> list[torch.Tensor]:
         rank.commit(1, scale=0.5)
     assert rank._trainer is not None
     return [parameter.detach() for parameter in parameters(rank._trainer.model)]
+
+
+def process_of(log: str, folder: Path) -> int | None:
+    """Which writes that log."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.readlink(entry / "fd" / "2") == str(folder / log):
+                return int(entry.name)
+    return None
 
 
 def greedy(folder: Path) -> tuple[int, ...]:
@@ -241,3 +269,19 @@ async def test_two_cells_of_two_ranks_train_a_step_together(
     ]
     # Nothing of the step is left but the weights that are in use.
     assert os.listdir(shm) == ["w1"]
+
+    # A rank that follows is killed within a call: that fails at once, and the cell ends for its supervisor.
+    died = await job.witness(job.cells[1])
+    call = GenerateRequest(
+        call="long",
+        session="s",
+        prompt_ids=PROMPT,
+        prompt_tokens=len(PROMPT),
+        sampling=SamplingParams(temperature=0.0, max_new_tokens=110),
+    )
+    async with asyncio.timeout(20.0):
+        with pytest.raises((RemoteError, ActorDied)):
+            async for _ in job.ups[1].engines[0].stream(Generate(request=call)):
+                if (pid := process_of("cell-1-rank-1.log", job.setup.log_folder)) is not None:
+                    os.kill(pid, signal.SIGKILL)
+        assert "a rank died" in str(await died)

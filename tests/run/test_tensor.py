@@ -22,7 +22,11 @@ from tests.run.jobs import (
     running,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif("GYRE_TEST_TP" not in os.environ, reason="takes long: GYRE_TEST_TP=1"),
+]
 
 STEPS = 2
 # Of step 0, one group waits until the cell is back.

@@ -107,6 +107,7 @@ class GroupSum:
     ) -> None:
         self._ranks = ranks
         self._in_order = in_order
+        self._aborted = False
         timeout = timedelta(seconds=timeout_s)
         prefixed = PrefixStore("sum", store)
         self._group: Any
@@ -140,9 +141,11 @@ class GroupSum:
         return parts
 
     def abort(self) -> None:
+        self._aborted = True
         if (group := self._group) is not None:
             group.abort()
 
     def close(self) -> None:
-        self._group.shutdown()
+        if not self._aborted:
+            self._group.shutdown()
         self._group = None
