@@ -20,6 +20,7 @@ from gyre.cell.config import SglangConfig
 from gyre.cell.engine.sglang import SglangEngine
 from gyre.cell.engine.sglang_launch import Served
 from gyre.cell.engine.sglang_server import SglangServer
+from tests.cell.engine import calls
 from tests.cell.engine.calls import VOCAB
 from tests.cell.engine.conftest import (
     DEVICE,
@@ -39,6 +40,9 @@ START_TIMEOUT_S = 600.0
 SERVERS = 2
 # Of every server; an engine's own may be smaller.
 WINDOW_TOKENS = 500
+
+if PYTHON is not None:
+    calls.PAUSE_S = 0.002
 
 if PYTHON is None:
     collect_ignore_glob = ["test_*.py"]

@@ -10,6 +10,8 @@ from typing import Any
 from gyre.cell.engine import Chunk, Engine, EngineMetrics, GenerateRequest, SamplingParams
 
 VOCAB = 97
+# Between two looks at an engine. One in another process needs the processor meanwhile.
+PAUSE_S = 0.0
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=20)
 
 
@@ -60,12 +62,11 @@ async def generate(
     return joined(await chunks_of(engine, request(ids, sampling, **fields)))
 
 
-async def until(
-    engine: Engine, reached: Callable[[EngineMetrics], bool], call: asyncio.Task[Any] | None = None
-) -> None:
-    """Waits by asking the engine: each round trip lets it go on. What ends `call` before is raised."""
+async def until(engine: Engine, reached: Callable[[EngineMetrics], bool], *calls: asyncio.Task[Any]) -> None:
+    """Waits by asking the engine: each round trip lets it go on. What ends one of `calls` before is raised."""
     while not reached(engine.metrics()):
-        if call is not None and call.done():
-            raise AssertionError(f"the call ended before: {call.result()}")
+        for call in calls:
+            if call.done():
+                raise AssertionError(f"a call ended before: {call.result()}")
         await engine.abort("nobody")
-        await asyncio.sleep(0)
+        await asyncio.sleep(PAUSE_S)

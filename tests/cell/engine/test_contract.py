@@ -184,7 +184,7 @@ async def test_abort_all_ends_running_and_waiting_calls(case: Case) -> None:
         asyncio.create_task(chunks_of(engine, request(prompt(5, i), sampling, call=f"c{i}")))
         for i in range(5)
     ]
-    await until(engine, lambda metrics: metrics.running == 2 and metrics.waiting == 3)
+    await until(engine, lambda metrics: metrics.running == 2 and metrics.waiting == 3, *calls)
     await engine.abort_all()
     assert {joined(await call).finish_reason for call in calls} == {"abort"}
     assert engine.metrics().running == engine.metrics().waiting == 0
@@ -269,7 +269,7 @@ async def test_update_reaches_waiting_calls_too(case: Case) -> None:
         )
         for i in range(3)
     ]
-    await until(engine, lambda metrics: metrics.waiting == 2)
+    await until(engine, lambda metrics: metrics.generated_tokens > 0)
     await engine.update(case.weights(1))
     last = (await asyncio.gather(*calls))[-1]
     want = case.logprobs(prompt(20, 2), last.token_ids, seed=1)
