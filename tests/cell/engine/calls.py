@@ -63,7 +63,7 @@ async def generate(
 
 
 async def until(engine: Engine, reached: Callable[[EngineMetrics], bool], *calls: asyncio.Task[Any]) -> None:
-    """Waits by asking the engine: each round trip lets it go on. What ends one of `calls` before is raised."""
+    """Waits by asking the engine: each round trip lets it go on. Raises where one of `calls` ends before."""
     while not reached(engine.metrics()):
         for call in calls:
             if call.done():
