@@ -15,11 +15,13 @@ from gyre.cell.engine.orders import (
     Done,
     Leave,
     Order,
+    PassReader,
     ReadKv,
     ReleaseKv,
     TakeKv,
     TakeWeights,
     WriteKv,
+    is_pass,
     pack_answer,
     unpack,
 )
@@ -46,12 +48,14 @@ class Follower:
         self._regions = regions
         self._weights = weights
         self._team: Team | None = None
+        self._passes = PassReader()
         self.busy_s = 0.0
 
     def join(self, team: Team) -> None:
         """On the device thread."""
         self.leave()
         self._team = team
+        self._passes = PassReader()
         self._runner.sum = team.total
         (line,) = team.lines
         line.start(
@@ -86,13 +90,12 @@ class Follower:
         if team is not self._team:
             return
         try:
-            asked = unpack(frame)
-            if isinstance(asked, list):
+            if is_pass(frame):
                 began_s = time.monotonic()
-                self._runner.follow(asked)
+                self._runner.follow(self._passes.unpack(frame))
                 self.busy_s += time.monotonic() - began_s
             else:
-                team.lines[0].send(pack_answer(self._carry_out(asked)))
+                team.lines[0].send(pack_answer(self._carry_out(unpack(frame))))
         except Exception as error:
             log.error("engine_rank_failed", rank=team.rank, error=repr(error))
             self.part()

@@ -16,13 +16,13 @@ from gyre.cell.engine.orders import (
     Done,
     Leave,
     Order,
+    PassWriter,
     ReadKv,
     ReleaseKv,
     TakeKv,
     TakeWeights,
     WriteKv,
     pack,
-    pack_pass,
     unpack_answer,
 )
 from gyre.cell.engine.runner import Runner
@@ -54,6 +54,7 @@ class Lead:
         self._on_lost = on_lost
         self._team: Team | None = None
         self._others: list[_Other] = []
+        self._passes = PassWriter(runner.block_tokens)
         self._awake = False
         self.lost: Future[str] = Future()
 
@@ -61,6 +62,7 @@ class Lead:
         self.part()
         self._team = team
         self._runner.sum = team.total
+        self._passes = PassWriter(self._runner.block_tokens)
         self._others = [_Other(rank) for rank in range(1, self._ranks)]
         for line, other in zip(team.lines, self._others, strict=True):
             line.start(other.answered, partial(self._gone, team, other))
@@ -88,7 +90,7 @@ class Lead:
 
     def run(self, spans: Sequence[Span]) -> list[tuple[Span, int, float]]:
         team = self._met()
-        frame = pack_pass(spans, self._runner.block_tokens)
+        frame = self._passes.pack(spans)
         try:
             for line in team.lines:
                 line.send(frame)

@@ -29,6 +29,10 @@ class Span:
     def table(self) -> list[int]:
         return self.sequence.table
 
+    @property
+    def call(self) -> str:
+        return self.sequence.request.call
+
 
 class Scheduler:
     """Continuous batching. Every running sequence gets its decode token in each pass; prompts share the rest

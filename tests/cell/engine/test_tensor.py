@@ -120,7 +120,7 @@ async def test_a_process_group_adds_up_too(
 # --- life ---------------------------------------------------------------------------------------
 
 
-async def test_asleep_no_rank_holds_anything(over: Cases, followers: Followers) -> None:
+async def test_asleep_it_holds_nothing_and_cycles_leave_nothing(over: Cases, followers: Followers) -> None:
     case = over(2)
     engine = await case.awake()
     await generate(engine, prompt(9))
@@ -130,10 +130,10 @@ async def test_asleep_no_rank_holds_anything(over: Cases, followers: Followers) 
         assert engine._lead is not None
         assert engine._lead.kv_bytes == 0
         assert all(is_released(parameter) for parameter in engine._lead._runner._model.parameters())
-        things = await asyncio.to_thread(followers.things)
         await engine.wake(case.weights(0))
         await generate(engine, prompt(9), SamplingParams(max_new_tokens=2))
-        return things
+        # Not before: the follower hangs up when it has seen that this rank did.
+        return await asyncio.to_thread(followers.things)
 
     settled = [await cycle() for _ in range(4)][-1]
     after = [await cycle() for _ in range(12)][-1]
