@@ -257,6 +257,7 @@ def _waterlevel(job: Job, first_step: int) -> WaterlevelActorConfig:
         groups_per_step=job.train.groups_per_step,
         group_size=job.train.group_size,
         eval_every=job.eval.every_steps,
+        call_back=job.schedule.call_back,
     )
     return WaterlevelActorConfig(
         policy=policy,

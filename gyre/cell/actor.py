@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ from gyre.cell.messages import (
     ReleaseSnapshot,
     Retire,
     RoleChanged,
+    RoleState,
     SaveCheckpoint,
     Snapshot,
     StageContribution,
     StepComplete,
+    TurnBack,
     UpdateWeights,
 )
 from gyre.cell.ranks import rank_process, sum_metrics
@@ -56,11 +58,13 @@ log = structlog.get_logger()
 
 LOAD_TIMEOUT_S = 1800.0
 CHANGE_TIMEOUT_S = 600.0
+MOST_FAILURES = 3
 
 
 class CellActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One cell. `stores` supervises the rendezvous store. `core` is None for the core itself, which resumes
-    at `checkpoint`. `slot` is its place among the cells of its machine; `far`: the core is on another."""
+    at `checkpoint`. `slot` is its place among the cells of its machine; `far`: the core is on another. A role
+    change waits `pull_timeout_s` for weights."""
 
     setup: CellSetup
     cell: int
@@ -71,6 +75,7 @@ class CellActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Path | None = None
     slot: int = 0
     far: bool = False
+    pull_timeout_s: float = 60.0
 
 
 class CellActor(Actor):
@@ -91,6 +96,8 @@ class CellActor(Actor):
             Core(config.setup, config.queue, self._ask_ranks, self._ask_rank) if config.core is None else None
         )
         self._micro_steps = 0
+        self._unwanted: TurnBack | None = None
+        self._failures_in_a_row = 0
         self._status_before: tuple[float, int, float] = (time.monotonic(), 0, 0.0)
 
     async def started(self) -> None:
@@ -156,28 +163,15 @@ class CellActor(Actor):
 
     @handles(EnterTrain)
     async def enter_train(self, message: EnterTrain) -> RoleChanged:
-        self._changing = True
-        changed = await self._or_crash(self._change().to_train())
-        self._role, self._version, self._changing = "train", changed.version, False
-        self._loop = TrainingLoop(
-            cell=self._cell,
-            incarnation=self.context.incarnation,
-            core=self._core is not None,
-            version=changed.version,
-            queue=self._config.queue,
-            ranks=self._ask_ranks,
-            contributor=self._core if self._core is not None else self,
-            claim_timeout_s=ACCEPT_TIMEOUT_S,
-        )
-        self.context.run(self._loop.run(), name="train")
-        return changed
+        return await self._change_role(message.change, RoleChange.to_train)
 
     @handles(EnterRollout)
     async def enter_rollout(self, message: EnterRollout) -> RoleChanged:
-        self._changing = True
-        changed = await self._or_crash(self._to_rollout())
-        self._role, self._version, self._changing = "rollout", changed.version, False
-        return changed
+        return await self._change_role(message.change, RoleChange.to_rollout)
+
+    @handles(TurnBack, concurrent=True)
+    async def turn_back(self, message: TurnBack) -> None:
+        self._unwanted = message
 
     @handles(UpdateWeights)
     async def update_weights(self, message: UpdateWeights) -> RoleChanged:
@@ -187,17 +181,44 @@ class CellActor(Actor):
 
     @handles(Retire)
     async def retire(self, message: Retire) -> None:
-        await self._leave_training()
-
-    async def _to_rollout(self) -> RoleChanged:
-        await self._leave_training()
-        return await self._change().to_rollout()
-
-    async def _leave_training(self) -> None:
         if self._loop is not None:
             await self._loop.leave()
+
+    async def _change_role(
+        self, change: str, run: Callable[[RoleChange], Awaitable[RoleChanged]]
+    ) -> RoleChanged:
+        self._changing = True
+        changed = await self._or_crash(self._counted(run(self._change(change))))
+        self._role, self._version, self._changing = changed.role, changed.version, False
+        if self._loop is not None and self._loop.is_leaving:
             self._micro_steps += self._loop.micro_steps
             self._loop = None
+        if changed.role == "train" and self._loop is None:
+            self._loop = self._training_loop(changed.version)
+            self.context.run(self._loop.run(), name="train")
+        return changed
+
+    async def _counted(self, change: Awaitable[RoleChanged]) -> RoleChanged:
+        """A cell that could go back each time, and never on, is no better than one that cannot."""
+        changed = await change
+        self._failures_in_a_row = self._failures_in_a_row + 1 if changed.outcome == "failed" else 0
+        if self._failures_in_a_row >= MOST_FAILURES:
+            raise RuntimeError(
+                f"cell {self._cell}: {MOST_FAILURES} role changes failed in a row: {changed.cause}"
+            )
+        return changed
+
+    def _training_loop(self, version: int) -> TrainingLoop:
+        return TrainingLoop(
+            cell=self._cell,
+            incarnation=self.context.incarnation,
+            core=self._core is not None,
+            version=version,
+            queue=self._config.queue,
+            ranks=self._ask_ranks,
+            contributor=self._core if self._core is not None else self,
+            claim_timeout_s=ACCEPT_TIMEOUT_S,
+        )
 
     async def _or_crash(self, change: Awaitable[RoleChanged]) -> RoleChanged:
         """A change that failed, or that whoever ordered it has given up, leaves the cell in no role: it ends,
@@ -212,15 +233,29 @@ class CellActor(Actor):
             self.context.run(_fail(error), name="failed role change")
             raise
 
-    def _change(self) -> RoleChange:
+    def _change(self, change: str = "") -> RoleChange:
         return RoleChange(
             self._cell,
+            change,
+            self._version,
             ranks=self._ask_ranks,
             group=self._rendezvous.next_group,
-            pull=self._pull,
+            pull=self._pull_in_time,
             release=self._release,
+            tell=self._tell_state,
+            turned_back=lambda: self._unwanted_for(change),
+            training=self._loop,
             engine_over_ranks=self._setup.engine_over_ranks,
         )
+
+    def _unwanted_for(self, change: str) -> str | None:
+        return (
+            self._unwanted.cause if self._unwanted is not None and self._unwanted.change == change else None
+        )
+
+    async def _tell_state(self, state: RoleState) -> None:
+        if state.change:
+            await self._config.waterlevel.tell(state)
 
     # --- a satellite's contributor ----------------------------------------------------------------
 
@@ -340,6 +375,13 @@ class CellActor(Actor):
         get = GetSnapshot(cell=self._cell, kind=kind)
         snapshot = await self._config.core.ask(get, timeout_s=LOAD_TIMEOUT_S)
         return snapshot if self._far is None else await self._far.bring(snapshot)
+
+    async def _pull_in_time(self, kind: Any) -> Snapshot:
+        try:
+            async with asyncio.timeout(self._config.pull_timeout_s):
+                return await self._pull(kind)
+        except TimeoutError:
+            raise TimeoutError(f"the core gave no weights within {self._config.pull_timeout_s:g} s") from None
 
     async def _release(self, snapshot: Snapshot) -> None:
         if self._core is not None:

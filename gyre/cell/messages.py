@@ -12,6 +12,7 @@ from gyre.loss.microstep import MicroStep, MicroStepStats
 from gyre.rdma import RegionHandle
 
 CellRole = Literal["rollout", "train"]
+RoleOutcome = Literal["done", "turned_back", "failed"]
 
 
 # --- the cell and the scheduler -----------------------------------------------------------------
@@ -32,22 +33,48 @@ class CellUp(Tell, frozen=True, kw_only=True):
 
 
 class RoleChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """How a role change went: the seconds of each of its states by name, in order."""
+    """How a role change went: the role the cell ended in, the seconds of each of its states by name, in
+    order. Where it is not `done` the cell is back in the role it had, for `cause`."""
 
     cell: int
     role: CellRole
     version: int
     seconds: float
     states_s: dict[str, float]
+    outcome: RoleOutcome = "done"
+    cause: str = ""
+
+
+class RoleState(Tell, frozen=True, kw_only=True):
+    """A CellActor to the WaterlevelActor: a state of the role change `change` is over. With a `cause` it
+    failed."""
+
+    cell: int
+    change: str
+    state: str
+    seconds: float
+    cause: str | None = None
 
 
 class EnterTrain(Ask[RoleChanged], frozen=True, kw_only=True):
     """To a CellActor: leave rollout (its calls are handed over already), pull training weights, start
     claiming micro-steps."""
 
+    change: str = ""
+
 
 class EnterRollout(Ask[RoleChanged], frozen=True, kw_only=True):
     """To a CellActor: hand over what was computed, pull the published weights, wake the engines."""
+
+    change: str = ""
+
+
+class TurnBack(Tell, frozen=True, kw_only=True):
+    """To a CellActor: the role change `change` is no longer wanted, for `cause`. From its next state on the
+    cell goes back to the role it had."""
+
+    change: str
+    cause: str
 
 
 class Retire(Ask[None], frozen=True, kw_only=True):

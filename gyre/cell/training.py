@@ -72,14 +72,28 @@ class TrainingLoop:
         self._held: list[Lease] = []
         self._stats = MicroStepStats()
         self._leaving = False
+        self._finished = asyncio.Event()
         self._ended = asyncio.Event()
         self.micro_steps = 0
         self.busy_s = 0.0
 
+    @property
+    def is_leaving(self) -> bool:
+        return self._leaving
+
     async def leave(self) -> None:
         """Ends the loop; returns when the contribution is handed over."""
+        await self.finish()
+        await self.hand_over()
+
+    async def finish(self) -> None:
+        """Claims no more; returns when what was claimed is computed or given back."""
         self._leaving = True
         await self._queue.tell(StopClaiming(cell=self._cell, incarnation=self._incarnation))
+        await self._finished.wait()
+
+    async def hand_over(self) -> None:
+        """Returns when the contribution is handed over, after `finish`."""
         await self._ended.wait()
 
     async def run(self) -> None:
@@ -92,6 +106,7 @@ class TrainingLoop:
                 core=self._core,
             )
             await self._act(await self._queue.ask(claim, timeout_s=self._claim_timeout_s))
+        self._finished.set()
         if self._held:
             await self._hand_over()
         self._ended.set()

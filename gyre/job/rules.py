@@ -35,6 +35,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "cells.group_timeout_s": _ABOVE_ZERO,
     "schedule.burst_steps": _ONE_OR_MORE,
     "schedule.lead_steps": _NOT_NEGATIVE,
+    "schedule.call_back": _NOT_NEGATIVE,
     "rollout.temperature": _ABOVE_ZERO,
     "rollout.top_p": (0, False, 1),
     "rollout.top_k": _NOT_NEGATIVE,

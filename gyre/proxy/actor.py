@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from gyre.proxy.messages import (
 )
 from gyre.proxy.routes import Routes
 from gyre.proxy.server import ProxyServer
-from gyre.schedule.messages import CloseRoute, OpenRoute, RouteClosed
+from gyre.schedule.messages import CallsInFlight, CloseRoute, OpenRoute, RouteClosed, WatchCalls
 
 log = structlog.get_logger()
 
@@ -114,6 +115,12 @@ class ProxyActor(Actor):
             states_s=closed.states_s,
         )
         return closed
+
+    @handles(WatchCalls)
+    async def watch_calls(self, message: WatchCalls) -> AsyncIterator[CallsInFlight]:
+        async with aclosing(self._desk.in_flight()) as counts:
+            async for calls in counts:
+                yield CallsInFlight(calls=calls)
 
     @handles(GetProxyTotals)
     async def totals(self, message: GetProxyTotals) -> ProxyTotals:

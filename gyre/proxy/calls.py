@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -83,6 +83,7 @@ class CallDesk:
         self._by_name: dict[str, Execution] = {}
         self._closed_keys: deque[str] = deque(maxlen=_CLOSED_KEYS)
         self._sums: Counter[str] = Counter()
+        self._came_or_went = asyncio.Event()
 
     def open(self, name: str, attempt: int) -> str:
         """Returns the execution's key."""
@@ -127,7 +128,7 @@ class CallDesk:
             flight.repeated = True
             return flight
         flight = execution.begin(request, digests)
-        self._sums["in_flight"] += 1
+        self._count_in_flight(1)
         flight.task = self._run(self._fly(execution, flight), name=f"call {flight.call}")
         flight.task.add_done_callback(lambda _: self._landed(flight))
         return flight
@@ -148,6 +149,17 @@ class CallDesk:
     def totals(self) -> ProxyTotals:
         names = ProxyTotals.__struct_fields__
         return ProxyTotals(**{name: self._sums[name] for name in names})
+
+    async def in_flight(self) -> AsyncGenerator[int, None]:
+        """How many calls are, and again whenever that has changed. For one watcher."""
+        while True:
+            self._came_or_went.clear()
+            yield self._sums["in_flight"]
+            await self._came_or_went.wait()
+
+    def _count_in_flight(self, change: int) -> None:
+        self._sums["in_flight"] += change
+        self._came_or_went.set()
 
     async def _fly(self, execution: Execution, flight: Flight) -> None:
         try:
@@ -172,7 +184,7 @@ class CallDesk:
 
     def _landed(self, flight: Flight) -> None:
         """Also called where the flight's task was cancelled before its first step."""
-        self._sums["in_flight"] -= 1
+        self._count_in_flight(-1)
         flight.fail(unavailable("the proxy is stopping"))
 
     async def _complete(self, execution: Execution, flight: Flight) -> Completion:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 import structlog
 
 from gyre.actors import Actor, ActorError, Down, handles
-from gyre.cell.messages import CellGone, CellUp, Publish
+from gyre.cell.messages import CellGone, CellUp, Publish, RoleOutcome, RoleState
 from gyre.schedule.checkpointing import Checkpointing
 from gyre.schedule.counters import Counters
 from gyre.schedule.messages import (
@@ -29,8 +31,9 @@ from gyre.schedule.messages import (
     ScheduleStatus,
     StepDone,
     WaitFinished,
+    WatchCalls,
 )
-from gyre.schedule.policy import CORE, PolicyConfig, decide
+from gyre.schedule.policy import CORE, PolicyConfig, decide, turns_back
 from gyre.schedule.roster import CellLife, Roster
 from gyre.schedule.state import (
     DispatchEval,
@@ -41,7 +44,7 @@ from gyre.schedule.state import (
     ToRollout,
     ToTrain,
 )
-from gyre.schedule.transitions import CellError, Transitions
+from gyre.schedule.transitions import CellError, Change, Transitions
 
 log = structlog.get_logger()
 
@@ -97,7 +100,8 @@ class WaterlevelActor(Actor):
             timeout_s=config.change_timeout_s,
         )
         self._draining = False
-        self._role_changes = 0
+        self._changes = 0
+        self._role_changes: Counter[RoleOutcome] = Counter()
         self._under_calls = 0
 
     @handles(Connect)
@@ -105,6 +109,8 @@ class WaterlevelActor(Actor):
         self._proxy, self._harness, self._queue = message.proxy, message.harness, message.queue
         self._transitions = Transitions(message.proxy, self._config.change_timeout_s)
         self.context.run(self._carry_out_orders(), name="orders")
+        if self._config.policy.call_back > 0:
+            self.context.run(self._watch_calls(), name="calls")
         self.context.run(
             self._checkpointing.run(lambda: self._cells.core, lambda: self._counters.step), name="checkpoints"
         )
@@ -145,6 +151,16 @@ class WaterlevelActor(Actor):
     async def eval_done(self, message: EvalDone) -> None:
         self._counters.eval_done(message.version)
         self._changed.set()
+
+    async def _watch_calls(self) -> None:
+        async with aclosing(self._proxy.stream(WatchCalls())) as seen:
+            async for in_flight in seen:
+                self._counters.calls = in_flight.calls
+                self._changed.set()
+
+    @handles(RoleState)
+    async def role_state(self, message: RoleState) -> None:
+        self._transitions.passed(message)
 
     # --- cells come and go ----------------------------------------------------------------------
 
@@ -228,16 +244,29 @@ class WaterlevelActor(Actor):
                 self._lose(life, str(error))
 
     async def _change_role(self, order: ToTrain | ToRollout) -> None:
-        life = self._cells[order.cell]
+        self._changes += 1
+        change = Change(self._changes, self._cells[order.cell], order.waterlevel)
+        run = self._transitions.to_train if isinstance(order, ToTrain) else self._transitions.to_rollout
+        watch = self.context.run(self._turn_back_if_unwanted(change), name=f"watch {change.id}")
         try:
-            if isinstance(order, ToTrain):
-                moved = await self._transitions.to_train(life, order.waterlevel)
-                self._under_calls += moved > 0
-            else:
-                await self._transitions.to_rollout(life, order.waterlevel)
-            self._role_changes += 1
+            outcome = await run(change)
         except CellError as error:
-            self._lose(life, str(error))
+            return self._lose(change.life, str(error))
+        finally:
+            watch.cancel()
+        self._role_changes[outcome] += 1
+        self._under_calls += change.calls > 0
+
+    async def _turn_back_if_unwanted(self, change: Change) -> None:
+        """While the cell changes the counters move on, and what was right may be so no longer."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            state = self._counters.state(self._cells.states(), draining=self._draining)
+            opposite = turns_back(state, self._config.policy)
+            if opposite is not None:
+                await self._transitions.turn_back(change, opposite.waterlevel)
+                return
 
     async def _publish(self) -> None:
         began = asyncio.get_running_loop().time()
@@ -310,7 +339,10 @@ class WaterlevelActor(Actor):
             "dispatched": counters.dispatched,
             "finished": counters.finished,
             "ready_micro_steps": counters.ready_micro_steps,
-            "role_changes": self._role_changes,
+            "role_changes": self._role_changes["done"],
+            "role_changes_turned_back": self._role_changes["turned_back"],
+            "role_changes_failed": self._role_changes["failed"],
+            "calls": counters.calls,
             "cells": " ".join(f"{cell.cell}:{cell.phase}" for cell in self._cells.states()),
             "draining": self._draining,
         }
@@ -326,7 +358,7 @@ class WaterlevelActor(Actor):
             steps=counters.steps,
             published=counters.published,
             ready_micro_steps=counters.ready_micro_steps,
-            role_changes=self._role_changes,
+            role_changes=self._role_changes["done"],
             role_changes_with_calls_in_flight=self._under_calls,
             cells=await self._cells.statuses(self._config.status_timeout_s),
             checkpoint=self._checkpointing.folder,

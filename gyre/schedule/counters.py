@@ -22,6 +22,7 @@ class Counters:
         self.finished = 0
         self.groups_dispatched = first_step * policy.groups_per_step
         self.ready_micro_steps = 0
+        self.calls = 0
         self._groups_finished: set[str] = set()
         self._groups_before = self.groups_dispatched
         self._step_complete = False
@@ -78,5 +79,6 @@ class Counters:
             ),
             eval_running=0 if self._evaluating is None else 1,
             eval_executions=self._eval_executions,
+            calls=self.calls,
             draining=draining,
         )

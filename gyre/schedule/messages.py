@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gyre.actors import Ask, Ref, Tell
+from gyre.actors import Ask, Ref, Stream, Tell
 from gyre.cell.messages import CellStatus
 
 
@@ -40,6 +40,16 @@ class CloseRoute(Ask[RouteClosed], frozen=True, kw_only=True):
     cell: int
     lost: bool = False
     change: str = ""
+
+
+class CallsInFlight(msgspec.Struct, frozen=True, kw_only=True):
+    """How many calls the proxy has taken and not answered."""
+
+    calls: int
+
+
+class WatchCalls(Stream[CallsInFlight], frozen=True, kw_only=True):
+    """To the ProxyActor: how many now, and again whenever that has changed."""
 
 
 class Dispatch(Tell, frozen=True, kw_only=True):

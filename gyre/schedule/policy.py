@@ -2,7 +2,8 @@
 
 A burst is `burst_steps` (mu) steps whose executions are dispatched together. Within it w(t) = d(t) - f(t)
 only falls, and cells leave rollout for training one by one, core first, each when the rest can carry w(t).
-At its end weights are published, cells return, and the next burst is dispatched.
+At its end weights are published, cells return, and the next burst is dispatched. Within it the last satellite
+that trains may be called back, where more calls wait than executions do: see `call_back`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,18 @@ CORE = 0
 
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
     """mu = `burst_steps`, phi = `lead_steps`, B = `groups_per_step`, N = `group_size` executions a group.
-    An evaluation follows every `eval_every` steps (0: never)."""
+    An evaluation follows every `eval_every` steps (0: never).
+
+    `call_back`: a satellite returns within a burst when the calls that wait exceed so many times the rollout
+    capacity C_R, and leaves for training only where no call would wait then: between the two lie
+    `call_back` * C_R calls. 0 is the waterlevel alone, w(t) and nothing else."""
 
     burst_steps: int = 1
     lead_steps: int = 0
     groups_per_step: int
     group_size: int
     eval_every: int = 0
+    call_back: float = 1.0
 
 
 def decide(state: ClusterState, config: PolicyConfig) -> list[Order]:
@@ -47,7 +53,21 @@ def decide(state: ClusterState, config: PolicyConfig) -> list[Order]:
     groups = groups_to_dispatch(state, config)
     if groups or state.eval_pending:
         return _start_burst(state, config, groups)
-    return _recall(state) or _to_train(state)
+    return _recall(state) or _call_back(state, config) or _to_train(state, config)
+
+
+def turns_back(state: ClusterState, config: PolicyConfig) -> ToTrain | ToRollout | None:
+    """The opposite order to a cell that is changing: what it would be ordered at once if it were there."""
+    changing = next((c for c in state.cells if c.phase == "changing" and c.to is not None), None)
+    if changing is None or changing.to is None:
+        return None
+    there = msgspec.structs.replace(changing, phase=changing.to, to=None)
+    cells = tuple(there if c is changing else c for c in state.cells)
+    for order in decide(msgspec.structs.replace(state, cells=cells), config):
+        match order:
+            case ToTrain(cell=there.cell) | ToRollout(cell=there.cell):
+                return order
+    return None
 
 
 def groups_to_dispatch(state: ClusterState, config: PolicyConfig) -> int:
@@ -119,7 +139,18 @@ def _recall(state: ClusterState) -> list[Order]:
     return [ToRollout(cell=cell.cell, waterlevel=text)]
 
 
-def _to_train(state: ClusterState) -> list[Order]:
+def _call_back(state: ClusterState, config: PolicyConfig) -> list[Order]:
+    """A satellite returns within a burst when many more calls wait than w(t) lets expect: an execution whose
+    sub-agents run side by side has several."""
+    cell = _last_training(state)
+    most = config.call_back * state.rollout_capacity
+    if config.call_back == 0 or cell is None or cell.cell == CORE or state.waiting_calls <= most:
+        return []
+    text = f"waiting calls={state.waiting_calls} > {config.call_back:g}*C_R, C_R={state.rollout_capacity}"
+    return [ToRollout(cell=cell.cell, waterlevel=text)]
+
+
+def _to_train(state: ClusterState, config: PolicyConfig) -> list[Order]:
     """The first cell in rollout leaves if the core leads, there is work, and the rest can carry w(t)."""
     core_trains = any(c.cell == CORE and c.phase == "train" for c in state.cells)
     rollout = [c for c in state.cells if c.phase == "rollout"]
@@ -130,6 +161,8 @@ def _to_train(state: ClusterState) -> list[Order]:
     work = _has_training_work(state) if is_core else state.ready_micro_steps > 0
     capacity = state.rollout_capacity
     if not work or not (is_core or core_trains) or state.unfinished > capacity - cell.capacity:
+        return []
+    if config.call_back > 0 and not is_core and state.calls > capacity - cell.capacity:
         return []
     text = f"w={state.unfinished} <= C_R-C_e = {capacity}-{cell.capacity}"
     return [ToTrain(cell=cell.cell, waterlevel=text)]

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from gyre.actors import ActorError, Ref
-from gyre.cell.messages import CellStatus, CellUp, GetStatus
+from gyre.cell.messages import CellRole, CellStatus, CellUp, GetStatus
 from gyre.schedule.policy import CORE
 from gyre.schedule.state import CellPhase, CellState
 
@@ -22,6 +22,7 @@ class CellLife:
         self.up = up
         self.version = up.version
         self.standing: Standing = "new"
+        self.to: CellRole | None = None
 
     @property
     def cell(self) -> int:
@@ -36,10 +37,21 @@ class CellLife:
         if not self.is_dead:
             self.standing = standing
 
+    def change(self, to: CellRole) -> None:
+        """It is about to change its role."""
+        self.to = to
+        self.become("changing")
+
     def state(self) -> CellState:
         standing = self.standing
         phase: CellPhase = "down" if standing == "new" or standing == "dead" else standing
-        return CellState(cell=self.cell, phase=phase, capacity=self.up.capacity_calls, version=self.version)
+        return CellState(
+            cell=self.cell,
+            phase=phase,
+            capacity=self.up.capacity_calls,
+            version=self.version,
+            to=self.to if phase == "changing" else None,
+        )
 
 
 class Roster:

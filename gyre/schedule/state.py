@@ -6,17 +6,20 @@ from typing import Literal
 
 import msgspec
 
+from gyre.cell.messages import CellRole
+
 CellPhase = Literal["rollout", "train", "changing", "down"]
 
 
 class CellState(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell: what it does now and how many executions it can carry in rollout role."""
+    """One cell: what it does now and how many executions it can carry in rollout role. `to` is the role that
+    a changing one changes to."""
 
     cell: int
     phase: CellPhase
     capacity: int
     version: int
-    calls: int = 0
+    to: CellRole | None = None
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +28,8 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     the first step of the running burst; both are absolute, as are `groups_dispatched` and
     `groups_finished`, which count training groups only. `ready_micro_steps` of the current step may be
     claimed; with `step_complete` it waits for nothing but the core's update. `eval_running` counts
-    evaluations; `eval_executions` is how many executions one has, as far as is known."""
+    evaluations; `eval_executions` is how many executions one has, as far as is known. `calls` are in flight
+    at the proxy, whether an engine has them or none."""
 
     cells: tuple[CellState, ...]
     dispatched: int
@@ -42,6 +46,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     eval_pending: bool
     eval_running: int
     eval_executions: int = 0
+    calls: int = 0
     draining: bool = False
 
     @property
@@ -53,6 +58,11 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     def rollout_capacity(self) -> int:
         """C_R(t)."""
         return self.standalone_capacity + sum(c.capacity for c in self.cells if c.phase == "rollout")
+
+    @property
+    def waiting_calls(self) -> int:
+        """Calls beyond what the cells in rollout serve at a time."""
+        return max(0, self.calls - self.rollout_capacity)
 
 
 class ToTrain(msgspec.Struct, frozen=True, tag=True, kw_only=True):

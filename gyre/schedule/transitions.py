@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import Any
 
 import structlog
 
 from gyre.actors import ActorError, Ask, Ref
 from gyre.cell.messages import (
-    CellRole,
     EnterRollout,
     EnterTrain,
     RoleChanged,
+    RoleOutcome,
+    RoleState,
+    TurnBack,
     UpdateWeights,
 )
+from gyre.cell.states import StateTimes
 from gyre.schedule.messages import CloseRoute, OpenRoute
 from gyre.schedule.roster import CellLife
 
@@ -28,6 +35,23 @@ class CellError(Exception):
         self.cell = cell
         self.message = message
         self.reason = reason
+
+
+class Change:
+    """A role change of one cell, on the order of `waterlevel`."""
+
+    def __init__(self, number: int, life: CellLife, waterlevel: str) -> None:
+        self.id = f"r{number:06d}"
+        self.life = life
+        self.waterlevel = waterlevel
+        self.unwanted: str | None = None
+        self.began_s = time.monotonic()
+        self.calls = 0
+        self.states_s: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began_s
 
 
 class Transitions:
@@ -48,27 +72,70 @@ class Transitions:
         await self._open_route(life)
         life.become("rollout")
 
-    async def to_train(self, life: CellLife, waterlevel: str) -> int:
-        """Answers how many calls in flight were moved."""
-        began = self._now()
-        life.become("changing")
-        closed = await self._proxy.ask(CloseRoute(cell=life.cell), timeout_s=self._timeout_s)
-        changed = await self._ask(life, EnterTrain())
-        life.version = changed.version
-        life.become("train")
-        self._log(changed, closed.calls, waterlevel, began, {**closed.states_s, **changed.states_s})
-        return closed.calls
+    async def to_train(self, change: Change) -> RoleOutcome:
+        """The cell is in train role then, or back in rollout role with its route open."""
+        life = change.life
+        life.change("train")
+        close = CloseRoute(cell=life.cell, change=change.id)
+        closed = await self._proxy.ask(close, timeout_s=self._timeout_s)
+        change.calls = closed.calls
+        for state, seconds in closed.states_s.items():
+            self.passed(RoleState(cell=life.cell, change=change.id, state=state, seconds=seconds))
+        change.states_s |= closed.states_s
+        if change.unwanted is not None:
+            changed = RoleChanged(
+                cell=life.cell,
+                role="rollout",
+                version=life.version,
+                seconds=0.0,
+                states_s={},
+                outcome="turned_back",
+                cause=change.unwanted,
+            )
+        else:
+            changed = await self._ask(life, EnterTrain(change=change.id))
+        return await self._settle(change, changed)
 
-    async def to_rollout(self, life: CellLife, waterlevel: str) -> None:
-        began = self._now()
-        life.become("changing")
-        changed = await self._ask(life, EnterRollout())
+    async def to_rollout(self, change: Change) -> RoleOutcome:
+        """The cell is in rollout role then and its route open, or back in train role."""
+        change.life.change("rollout")
+        changed = await self._ask(change.life, EnterRollout(change=change.id))
+        return await self._settle(change, changed)
+
+    async def turn_back(self, change: Change, cause: str) -> None:
+        """The change is no longer wanted: from its next state on it is undone."""
+        change.unwanted = cause
+        log.info("role_change_unwanted", change=change.id, cell=change.life.cell, cause=cause)
+        with suppress(ActorError):  # the order itself says so
+            await change.life.up.ref.tell(TurnBack(change=change.id, cause=cause))
+
+    def passed(self, state: RoleState) -> None:
+        """A state of a change is over."""
+        fields: dict[str, Any] = {
+            "change": state.change,
+            "cell": state.cell,
+            "state": state.state,
+            "seconds": round(state.seconds, 4),
+        }
+        if state.cause is None:
+            log.info("role_change_state", **fields)
+        else:
+            log.warning("role_change_state_failed", **fields, cause=state.cause)
+
+    async def _settle(self, change: Change, changed: RoleChanged) -> RoleOutcome:
+        life = change.life
         life.version = changed.version
-        opening = self._now()
-        await self._open_route(life)
-        life.become("rollout")
-        opened_s = self._now() - opening
-        self._log(changed, 0, waterlevel, began, {**changed.states_s, "open_route": opened_s})
+        change.states_s |= changed.states_s
+        if changed.role == "rollout":
+            opening = StateTimes()
+            with opening.measure("open_route"):
+                await self._open_route(life, change.id)
+            (seconds,) = opening.by_state_s.values()
+            self.passed(RoleState(cell=life.cell, change=change.id, state="open_route", seconds=seconds))
+            change.states_s |= opening.by_state_s
+        life.become(changed.role)
+        self._log(change, changed)
+        return changed.outcome
 
     async def update(self, life: CellLife) -> None:
         """The published weights, under live calls."""
@@ -85,7 +152,7 @@ class Transitions:
             return error
         return None
 
-    async def _open_route(self, life: CellLife) -> None:
+    async def _open_route(self, life: CellLife, change: str = "") -> None:
         up = life.up
         route = OpenRoute(
             cell=up.cell,
@@ -94,6 +161,7 @@ class Transitions:
             version=life.version,
             capacity_calls=up.capacity_calls,
             window_tokens=up.window_tokens,
+            change=change,
         )
         await self._proxy.ask(route, timeout_s=self._timeout_s)
         if life.is_dead:
@@ -109,20 +177,19 @@ class Transitions:
         except ActorError as error:
             raise CellError(life.cell, name, str(error)) from error
 
-    def _log(
-        self, changed: RoleChanged, moved: int, waterlevel: str, began: float, states_s: dict[str, float]
-    ) -> None:
-        role: CellRole = changed.role
-        log.info(
+    def _log(self, change: Change, changed: RoleChanged) -> None:
+        level = logging.WARNING if changed.outcome == "failed" else logging.INFO
+        log.log(
+            level,
             "role_change",
+            change=change.id,
             cell=changed.cell,
-            role=role,
+            role=changed.role,
+            outcome=changed.outcome,
+            **({"cause": changed.cause} if changed.cause else {}),
             version=changed.version,
-            calls_in_flight=moved,
-            waterlevel=waterlevel,
-            seconds=round(self._now() - began, 4),
-            states_s={name: round(seconds, 4) for name, seconds in states_s.items()},
+            calls_in_flight=change.calls,
+            waterlevel=change.waterlevel,
+            seconds=round(change.seconds, 4),
+            states_s={name: round(seconds, 4) for name, seconds in change.states_s.items()},
         )
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()

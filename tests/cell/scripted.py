@@ -15,6 +15,7 @@ from gyre.cell.messages import (
     Idle,
     Lease,
     ReturnLease,
+    RoleState,
     Stale,
     StepCommitted,
     StepComplete,
@@ -101,6 +102,17 @@ class ScriptedQueue(Actor):
         self.seen: list[Any] = []
         self.committed: asyncio.Queue[StepCommitted] = asyncio.Queue()
         self.drained = asyncio.Event()
+        self._states: asyncio.Queue[RoleState] = asyncio.Queue()
+
+    async def told(self, state: str) -> str | None:
+        """What made that state of a role change fail, when it is over."""
+        while (passed := await self._states.get()).state != state:
+            pass
+        return passed.cause
+
+    @handles(RoleState)
+    async def role_state(self, message: RoleState) -> None:
+        self._states.put_nowait(message)
 
     @handles(Claim, concurrent=True)
     async def claim(self, message: Claim) -> Lease | HandOver | StepComplete | Idle | Stale:

@@ -24,6 +24,7 @@ from gyre.cell.messages import (
     Publish,
     ReleaseSnapshot,
     StageContribution,
+    TurnBack,
     UpdateWeights,
 )
 from gyre.cell.store import Rendezvous, StoreAddress
@@ -32,10 +33,12 @@ from gyre.cell.worker_messages import (
     BeginTraining,
     BuildGroup,
     CheckShard,
+    EndTraining,
     GetRankStatus,
     Loaded,
     LoadModel,
     RankStatus,
+    SleepEngine,
     StagedShard,
     StageGradients,
     TrainMicroStep,
@@ -152,6 +155,7 @@ class House:
                 queue=queue,
                 stores=queue,
                 core=self.cells[0] if cell else None,
+                pull_timeout_s=0.1,
             )
             actor = Cell(config, ranks)
             ref = await self.node.spawn(
@@ -220,7 +224,7 @@ async def test_a_snapshot_is_released_when_it_is_loaded(house: House) -> None:
     assert core.target.actor._core._shelf._leases == {}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("failing", [BeginTraining, WakeEngine])
+@pytest.mark.parametrize("failing", [SleepEngine, WakeEngine])
 async def test_a_change_that_fails_is_the_cells_end(house: House, failing: type) -> None:
     house.ranks[1].fail[failing] = RuntimeError("out of memory")
     with pytest.raises((RemoteError, ActorDied), match="out of memory"):
@@ -228,6 +232,66 @@ async def test_a_change_that_fails_is_the_cells_end(house: House, failing: type)
         await house.cells[1].ask(EnterRollout())
     assert "out of memory" in str(await house.deaths[1])
     assert not house.deaths[0].done()
+
+
+async def test_a_cell_that_went_back_three_times_in_a_row_ends(house: House) -> None:
+    ranks, cell = house.ranks[1], house.cells[1]
+
+    async def try_to_train(*, fails: bool) -> str:
+        ranks.fail = {BeginTraining: RuntimeError("out of memory")} if fails else {}
+        return (await cell.ask(EnterTrain())).outcome
+
+    assert [await try_to_train(fails=True) for _ in range(2)] == ["failed"] * 2
+    assert (await cell.ask(GetStatus())).role == "rollout"
+    assert await try_to_train(fails=False) == "done"
+    assert (await cell.ask(EnterRollout())).role == "rollout"
+    assert [await try_to_train(fails=True) for _ in range(2)] == ["failed"] * 2
+    with pytest.raises((RemoteError, ActorDied), match="3 role changes failed in a row"):
+        await try_to_train(fails=True)
+    assert "out of memory" in str(await house.deaths[1])
+
+
+async def test_a_core_that_gives_no_weights_in_time_sends_the_cell_back(house: House) -> None:
+    core = house.node.lookup("cell-0").target.actor._core  # type: ignore[union-attr]
+    core._ready.clear()
+    asking = asyncio.create_task(house.cells[1].ask(EnterTrain(change="r000001")))
+    assert await house.queue.told("pull_training_weights") == "the core gave no weights within 0.1 s"
+    core._ready.set()
+    changed = await asking
+    assert (changed.role, changed.outcome) == ("rollout", "failed")
+    assert house.ranks[1].names[-1] == "WakeEngine"
+    assert not house.deaths[1].done()
+
+
+async def test_an_opposite_order_turns_a_change_back_and_not_the_next(house: House) -> None:
+    reached, gate = house.ranks[1].gate(BuildGroup)
+    asking = asyncio.create_task(house.cells[1].ask(EnterTrain(change="r000001")))
+    await reached.wait()
+    await house.cells[1].tell(TurnBack(change="r000001", cause="w=9 > C_R=8"))
+    # Handled after it.
+    await house.cells[1].ask(GetStatus())
+    gate.set()
+    changed = await asking
+    assert (changed.role, changed.outcome, changed.cause) == ("rollout", "turned_back", "w=9 > C_R=8")
+    assert (await house.cells[1].ask(EnterTrain(change="r000002"))).outcome == "done"
+
+
+async def test_a_cell_that_turns_back_to_train_claims_again(house: House) -> None:
+    house.queue._script = [lease(1)]
+    cell = house.cells[1]
+    await cell.ask(EnterTrain())
+    await house.queue.drained.wait()
+    reached, gate = house.ranks[1].gate(EndTraining)
+    asking = asyncio.create_task(cell.ask(EnterRollout(change="r000002")))
+    await reached.wait()
+    house.queue.drained.clear()
+    await cell.tell(TurnBack(change="r000002", cause="w=4 <= C_R-C_e = 8-4"))
+    await cell.ask(GetStatus())
+    gate.set()
+    assert (await asking).role == "train"
+    await house.queue.drained.wait()
+    assert (await cell.ask(GetStatus())).micro_steps == 1
+    assert house.ranks[0].names.count("AddShard@0") == 1
 
 
 async def test_a_change_that_is_given_up_is_the_cells_end(house: House) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from gyre.schedule.policy import PolicyConfig, decide, eval_due
+from gyre.schedule.policy import PolicyConfig, decide, eval_due, turns_back
 from gyre.schedule.state import (
     CellState,
     ClusterState,
@@ -51,6 +51,7 @@ class SimulatedCluster:
         self._planned: dict[int, int] = {}
         self._evaluated: int | None = None
         self._groups = 0
+        self._calls = 0
         self._dispatched = self._finished = self._step = self._published = 0
         self._steps = steps
         self.is_finished = False
@@ -75,6 +76,7 @@ class SimulatedCluster:
             ),
             eval_running=1 if self._evals else 0,
             eval_executions=EVAL_EXECUTIONS,
+            calls=self._calls,
         )
 
     def run(self, max_events: int) -> None:
@@ -83,7 +85,7 @@ class SimulatedCluster:
             if self.is_finished:
                 return
             events = self._events()
-            assert events, f"deadlock: {self.state()}"
+            assert len(events) > 1, f"deadlock: {self.state()}"
             self._random.choice(events)()
 
     def _settle(self) -> None:
@@ -104,6 +106,8 @@ class SimulatedCluster:
             case ToTrain() | ToRollout():
                 self._change = order
                 self._phase(order.cell, "changing")
+                to = "train" if isinstance(order, ToTrain) else "rollout"
+                self._cells[order.cell] = msgspec.structs.replace(self._cells[order.cell], to=to)
             case PublishWeights():
                 self._published = self._step
             case DispatchGroups(groups=groups):
@@ -129,6 +133,8 @@ class SimulatedCluster:
             events += [self._commit] * self.state().step_complete
         if self._change is not None:
             events.append(self._changed)
+            events += [self._turn_back] * (turns_back(self.state(), self._config) is not None)
+        events.append(self._call)
         down = [c.cell for c in self._cells.values() if c.phase == "down"]
         events += [lambda n=n: self._phase(n, "rollout") for n in down]
         alive = [c.cell for c in self._cells.values() if c.cell and c.phase != "down"]
@@ -159,6 +165,14 @@ class SimulatedCluster:
     def _changed(self) -> None:
         assert self._change is not None
         self._phase(self._change.cell, "train" if isinstance(self._change, ToTrain) else "rollout")
+
+    def _turn_back(self) -> None:
+        assert self._change is not None
+        self._phase(self._change.cell, "rollout" if isinstance(self._change, ToTrain) else "train")
+
+    def _call(self) -> None:
+        """An execution has any number of calls in flight."""
+        self._calls = self._random.randrange(3 * (self._dispatched - self._finished) + 1)
 
     def _die(self, cell: int) -> None:
         self._deaths -= 1

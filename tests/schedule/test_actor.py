@@ -173,6 +173,68 @@ async def test_a_cell_that_fails_to_change_is_down(world: World, logs: list[Any]
     assert down["cell"] == 1 and "was to fail" in down["reason"]
 
 
+async def test_a_change_that_is_wanted_no_longer_turns_back(world: World, logs: list[Any]) -> None:
+    notes = await started(world)
+    await world.finish(4)
+    await world.ready(0, 3)
+    await notes.next("enter_train", 0)
+    held = notes.hold("enter_train", 1)
+    await world.finish(1)
+    await notes.next("enter_train", 1)
+    # w = 3, and nobody is left to carry it.
+    await world.crash(2, "a rank was killed")
+    await notes.next("turn_back", 1)
+    held.set()
+    await notes.next("open_route", 1, 1)
+    await world.up(2, incarnation=2)
+    await notes.next("open_route", 2, 2)
+    (back,) = [entry for entry in of(logs, "role_change") if entry["outcome"] == "turned_back"]
+    assert (back["cell"], back["role"], back["cause"]) == (1, "rollout", "w=3 > C_R=0")
+    states = [e["state"] for e in of(logs, "role_change_state") if e["change"] == back["change"]]
+    assert states == ["cancel", "open_route"]
+    assert (await world.waterlevel.ask(GetSchedule())).role_changes == 1
+
+
+async def test_a_change_is_turned_back_while_its_calls_still_leave(world: World) -> None:
+    notes = await started(world)
+    await world.finish(5)
+    await world.ready(0, 3)
+    await notes.next("enter_train", 0)
+    await notes.next("enter_train", 1)
+    held = notes.hold("enter_rollout", 1)
+    await world.crash(2, "a rank was killed")
+    await notes.next("enter_rollout", 1)
+    held.set()
+    await notes.next("open_route", 1, 1)
+    await world.up(2, incarnation=2)
+    await notes.next("open_route", 2, 2)
+    closing = notes.hold("close_route", 1, False)
+    await notes.next("close_route", 1, False)
+    await world.crash(2, "a rank was killed")
+    await notes.next("turn_back", 1)
+    closing.set()
+    await notes.next("open_route", 1, 1)
+    assert ("enter_train", 1) not in notes.all
+
+
+async def test_a_satellite_is_called_back_within_a_burst_when_calls_wait(
+    world: World, logs: list[Any]
+) -> None:
+    notes = await started(world)
+    await world.finish(5)
+    await world.ready(0, 3)
+    await notes.next("enter_train", 1)
+    await world.calls(9)
+    await notes.next("enter_rollout", 1)
+    await notes.next("open_route", 1, 1)
+    await world.calls(5)
+    await world.waterlevel.ask(GetSchedule())
+    assert ("enter_train", 1) not in notes.all
+    await world.calls(4)
+    await notes.next("enter_train", 1)
+    assert of(logs, "role_change")[-1]["waterlevel"] == "waiting calls=5 > 1*C_R, C_R=4"
+
+
 async def test_a_life_with_older_weights_is_updated_before_it_gets_calls(world: World) -> None:
     notes = await started(world, first_step=1)
     await world.up(2, incarnation=2, version=0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.schedule.policy import PolicyConfig, decide, eval_due
+from gyre.schedule.policy import PolicyConfig, decide, eval_due, turns_back
 from gyre.schedule.state import (
     CellState,
     ClusterState,
@@ -200,6 +200,132 @@ def test_a_training_cell_returns_when_capacity_was_lost(
     phases: str, finished: int, ready: int, expected: str
 ) -> None:
     assert changes_of(phases, finished=finished, ready_micro_steps=ready) == expected
+
+
+@pytest.mark.parametrize(
+    ("phases", "calls", "expected"),
+    [
+        ("ttr", 24, ""),  # 12 wait, C_R = 12
+        ("ttr", 25, "r1"),
+        ("tcr", 25, ""),  # one at a time
+        ("trr", 49, ""),  # the core trains on
+        ("trr", 13, ""),  # a satellite that left now would let 1 call wait
+        ("trr", 12, "t1"),
+        ("rrr", 36, "t0"),  # the core leaves by the waterlevel alone
+    ],
+)
+def test_a_satellite_is_called_back_when_calls_wait(phases: str, calls: int, expected: str) -> None:
+    assert changes_of(phases, calls=calls, ready_micro_steps=1) == expected
+    as_published = orders(phases, replaced(call_back=0.0), calls=calls, ready_micro_steps=1)
+    assert as_published == orders(phases, calls=0, ready_micro_steps=1)
+
+
+def test_a_call_back_says_why() -> None:
+    assert orders("ttr", calls=25) == [ToRollout(cell=1, waterlevel="waiting calls=13 > 1*C_R, C_R=12")]
+
+
+def turned(phases: str, to: Any, **changes: Any) -> str:
+    """What the changing cell is ordered instead, as `t0` or `r2`; empty if it is to go on."""
+    state = cluster(phases, **changes)
+    cells = tuple(msgspec.structs.replace(c, to=to) if c.phase == "changing" else c for c in state.cells)
+    order = turns_back(msgspec.structs.replace(state, cells=cells), CONFIG)
+    return "" if order is None else f"{'t' if isinstance(order, ToTrain) else 'r'}{order.cell}"
+
+
+@pytest.mark.parametrize(
+    ("phases", "to", "changes", "expected"),
+    [
+        ("tcr", "train", {}, ""),
+        ("tcr", "train", {"dispatched": 13}, "r1"),  # C_R fell below w
+        ("tcr", "train", {"calls": 25}, "r1"),
+        ("crr", "train", {"dispatched": 99, "ready_micro_steps": 1}, ""),  # the core has work
+        ("tcr", "rollout", {"ready_micro_steps": 1}, "t1"),  # it would leave again at once
+        ("tcr", "rollout", {}, ""),
+        ("tcr", "rollout", {"ready_micro_steps": 1, "calls": 13}, ""),
+        ("tcr", "train", {"dispatched": 13, "draining": True}, ""),
+        ("trr", None, {"dispatched": 99}, ""),
+    ],
+)
+def test_a_change_turns_back_when_its_cell_would_be_ordered_back_at_once(
+    phases: str, to: Any, changes: dict[str, Any], expected: str
+) -> None:
+    assert turned(phases, to, **changes) == expected
+
+
+STATES = st.builds(
+    cluster,
+    st.text("rtd", min_size=2, max_size=5),
+    dispatched=st.integers(0, 60),
+    calls=st.integers(0, 150),
+    ready_micro_steps=st.integers(0, 2),
+    step_complete=st.booleans(),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(state=STATES, capacities=st.lists(st.integers(1, 20), min_size=5, max_size=5), data=st.data())
+def test_where_nothing_else_happens_no_cell_changes_twice(
+    state: ClusterState, capacities: list[int], data: st.DataObject
+) -> None:
+    """Calls, executions and work stay what they are: then the policy comes to rest, and turns none back."""
+    config = replaced(call_back=data.draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])))
+    state = msgspec.structs.replace(state, cells=tuple(
+        msgspec.structs.replace(c, capacity=capacity)
+        for c, capacity in zip(state.cells, capacities, strict=False)
+    ))  # fmt: skip
+    changed: set[int] = set()
+    while made := decide(state, config):
+        (order,) = made
+        assert isinstance(order, ToTrain | ToRollout)
+        assert order.cell not in changed, state
+        changed.add(order.cell)
+        to = "train" if isinstance(order, ToTrain) else "rollout"
+        changing = with_cell(state, order.cell, phase="changing", to=to)
+        assert decide(changing, config) == []
+        assert turns_back(changing, config) is None
+        state = with_cell(state, order.cell, phase=to)
+
+
+def with_cell(state: ClusterState, cell: int, **changes: Any) -> ClusterState:
+    cells = tuple(msgspec.structs.replace(c, **changes) if c.cell == cell else c for c in state.cells)
+    return msgspec.structs.replace(state, cells=cells)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    calls=st.lists(st.integers(0, 60), min_size=30, max_size=60),
+    factor=st.sampled_from([0.25, 0.5, 1.0, 2.0]),
+    capacity=st.integers(1, 6),
+)
+def test_a_call_back_and_a_departure_are_apart_by_calls(
+    calls: list[int], factor: float, capacity: int
+) -> None:
+    """Over any trace a satellite that has left comes back only when the calls have grown by more than
+    `call_back` * C_R since, and leaves again only when they have fallen as far."""
+    config = replaced(call_back=factor)
+    state = cluster("trrr", dispatched=0, ready_micro_steps=1)
+    state = msgspec.structs.replace(
+        state, cells=tuple(msgspec.structs.replace(c, capacity=capacity) for c in state.cells)
+    )
+    left: dict[int, int] = {}
+    called_back: dict[int, int] = {}
+    for now in calls:
+        state = msgspec.structs.replace(state, calls=now)
+        while made := decide(state, config):
+            (order,) = made
+            match order:
+                case ToTrain(cell=cell):
+                    capacity_then = state.rollout_capacity - capacity
+                    assert now <= capacity_then
+                    assert cell not in called_back or now < called_back[cell] - factor * capacity_then
+                    left[cell] = now
+                    state = with_cell(state, cell, phase="train")
+                case ToRollout(cell=cell):
+                    if state.rollout_capacity == 0:
+                        break
+                    assert now - left[cell] > factor * state.rollout_capacity
+                    called_back[cell] = now
+                    state = with_cell(state, cell, phase="rollout")
 
 
 def test_draining_orders_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 from gyre.actors import Actor, ChildSpec, Node, Ref, Tell, handles
@@ -17,10 +18,12 @@ from gyre.cell.messages import (
     Publish,
     RoleChanged,
     SaveCheckpoint,
+    TurnBack,
     UpdateWeights,
 )
 from gyre.schedule.actor import WaterlevelActor, WaterlevelActorConfig
 from gyre.schedule.messages import (
+    CallsInFlight,
     CloseRoute,
     Connect,
     Dispatch,
@@ -31,6 +34,7 @@ from gyre.schedule.messages import (
     OpenRoute,
     RouteClosed,
     StepDone,
+    WatchCalls,
 )
 
 GROUP_SIZE = 4
@@ -47,6 +51,7 @@ class Notes:
         self._more = asyncio.Event()
         self._held: dict[tuple[Any, ...], asyncio.Event] = {}
         self.failing: set[tuple[Any, ...]] = set()
+        self.unwanted: TurnBack | None = None
 
     async def note(self, *what: Any) -> None:
         """Notes it, then fails or waits where the test said so."""
@@ -82,7 +87,24 @@ class Cell(Actor):
 
     async def _change(self, what: str, role: Any) -> RoleChanged:
         await self._notes.note(what, self._cell)
-        return RoleChanged(cell=self._cell, role=role, version=0, seconds=0.1, states_s={"pull": 0.1})
+        unwanted = self._notes.unwanted
+        if unwanted is not None:
+            self._notes.unwanted = None
+            role = "rollout" if role == "train" else "train"
+        return RoleChanged(
+            cell=self._cell,
+            role=role,
+            version=0,
+            seconds=0.1,
+            states_s={"pull": 0.1},
+            outcome="done" if unwanted is None else "turned_back",
+            cause="" if unwanted is None else unwanted.cause,
+        )
+
+    @handles(TurnBack, concurrent=True)
+    async def turn_back(self, message: TurnBack) -> None:
+        self._notes.unwanted = message
+        await self._notes.note("turn_back", self._cell)
 
     @handles(EnterTrain)
     async def enter_train(self, message: EnterTrain) -> RoleChanged:
@@ -133,6 +155,12 @@ class Neighbours(Actor):
         self._notes = notes
         self._waterlevel = waterlevel
         self.moved = 2
+        self.calls: asyncio.Queue[int] = asyncio.Queue()
+
+    @handles(WatchCalls)
+    async def watch_calls(self, message: WatchCalls) -> AsyncIterator[CallsInFlight]:
+        while True:
+            yield CallsInFlight(calls=await self.calls.get())
 
     @handles(OpenRoute)
     async def open_route(self, message: OpenRoute) -> None:
@@ -164,14 +192,14 @@ class World:
         self.node = node
         self.notes = notes
         self.waterlevel: Ref
+        self.neighbours: Neighbours
         self.cells: dict[int, Ref] = {}
 
     async def start(self, config: WaterlevelActorConfig) -> None:
         spec = ChildSpec(name="waterlevel", start=lambda: WaterlevelActor(config), restart="temporary")
         self.waterlevel = await self.node.spawn(spec)
-        around = await self.node.spawn(
-            ChildSpec(name="around", start=lambda: Neighbours(self.notes, self.waterlevel))
-        )
+        self.neighbours = Neighbours(self.notes, self.waterlevel)
+        around = await self.node.spawn(ChildSpec(name="around", start=lambda: self.neighbours))
         await self.waterlevel.ask(Connect(proxy=around, harness=around, queue=around))
 
     async def up(self, cell: int, incarnation: int = 1, version: int = 0) -> None:
@@ -201,6 +229,9 @@ class World:
     async def ready(self, step: int, unclaimed: int, complete: bool = False) -> None:
         message = MicroStepsReady(step=step, unclaimed=unclaimed, uncommitted=unclaimed, complete=complete)
         await self.waterlevel.tell(message)
+
+    async def calls(self, in_flight: int) -> None:
+        await self.neighbours.calls.put(in_flight)
 
     async def done(self, step: int) -> None:
         await self.waterlevel.tell(StepDone(step=step, version=step + 1))
