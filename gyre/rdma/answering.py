@@ -16,7 +16,7 @@ from gyre.actors.handshake import Peer
 from gyre.rdma.base import Note
 from gyre.rdma.dialling import answer, listening
 from gyre.rdma.frames import BadFrame, Begin, Done, Frame, No, Tell
-from gyre.rdma.lane import Lane, LaneLost
+from gyre.rdma.lane import Lane
 from gyre.rdma.memory import Registered
 from gyre.rdma.notes import Notes
 from gyre.rdma.stages import Rejected
@@ -83,10 +83,10 @@ class Answering:
                 await answer(lane, self._token, self.me)
             while True:
                 await self._handle(lane, await lane.receive())
-        except (LaneLost, TimeoutError):
-            pass
-        except (BadFrame, Rejected, OSError) as error:
-            self._log.warning("rdma_lane_failed", peer=lane.peer, why=str(error))
+        except BadFrame as error:
+            self._log.warning("rdma_bad_frame", peer=lane.peer, why=str(error))
+        except (Rejected, OSError):
+            pass  # who asked has given up, or is gone
         finally:
             lane.close()
 

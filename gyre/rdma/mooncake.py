@@ -105,6 +105,8 @@ def load() -> Any:
     # Without it every refused transfer is told of on stderr too.
     os.environ.setdefault("GLOG_minloglevel", "3")
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    # It never closes those to peers that are gone.
+    os.environ.setdefault("MC_TCP_ENABLE_CONNECTION_POOL", "0")
     try:
         from mooncake.engine import TransferEngine
     except ImportError as error:

@@ -39,9 +39,10 @@ class _Grant(msgspec.Struct, array_like=True):
 class _End:
     """An endpoint to the worker at the other end of a lane, and what is under way on it."""
 
-    def __init__(self, worker: UcxWorker, address: bytes) -> None:
+    def __init__(self, lane: Lane, worker: UcxWorker, address: bytes) -> None:
         from ucxx._lib.arr import Array
 
+        self._lane = lane
         self._array = Array
         self._worker = worker
         self._endpoint: Any = worker.reach(address)
@@ -71,7 +72,8 @@ class _End:
                     self._worker.soon()
             await self._until(0)
         except BaseException:
-            self.close()
+            # The other end hears of it, and lets go too: until then UCX may not.
+            self._lane.close()
             await self._let_go()
             raise
 
@@ -161,7 +163,7 @@ class UcxBackend(Exchange):
         """Raises BadFrame."""
         if lane not in self._ends:
             try:
-                self._ends[lane] = _End(self._running, address)
+                self._ends[lane] = _End(lane, self._running, address)
             except (self._running.api.UCXError, ValueError, TypeError) as error:
                 raise BadFrame(f"no address of a worker: {error}") from error
             lane.at_close.append(lambda: self._ends.pop(lane).close())

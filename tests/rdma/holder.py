@@ -101,6 +101,9 @@ class Place:
 
 
 async def main(folder: str) -> None:
+    # Libraries and logs print where they like.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     places: dict[str, Place] = {}
@@ -109,8 +112,8 @@ async def main(folder: str) -> None:
         if order.kind not in places:
             places[order.kind] = Place(order.kind, Path(folder))
         answer = await places[order.kind].obey(order)
-        sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
-        sys.stdout.flush()
+        answers.write(msgspec.json.encode(answer).decode() + "\n")
+        answers.flush()
     for kind, place in places.items():
         await place.obey(Order("end", kind))
 

@@ -275,6 +275,24 @@ async def test_a_cancelled_read_writes_no_more(backend: Backend, holder: Holder,
     assert digest(copy) == digest(bytes(nbytes))
 
 
+async def test_a_cancelled_write_lets_go(backend: Backend, holder: Holder, local: Local) -> None:
+    nbytes = 32 * MIB
+    remote = await holder.hold("theirs", nbytes, writable=True)
+    mine = await local(nbytes)
+    blocks = [Extent(at, at, 65536) for at in reversed(range(0, nbytes, 65536))]
+    for after_s in (0.001, 0.01):
+        writing = asyncio.ensure_future(backend.write(mine, remote, blocks))
+        await asyncio.sleep(after_s)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        mine.buffer[:] = noise(int(1000 * after_s), nbytes)
+        async with asyncio.timeout(5):
+            await backend.write(mine, remote, blocks)
+    assert (await holder.ask("digest", "theirs")).text == digest(mine.buffer)
+    async with asyncio.timeout(5):
+        await holder.ask("close", "theirs")
+
+
 async def test_a_peer_that_stands_still(backend: Backend, holder: Holder, local: Local) -> None:
     remote = await holder.hold("theirs", MIB, seed=2)
     mine = await local(MIB)
