@@ -13,6 +13,7 @@ from gyre.actors.errors import LinkLost
 from gyre.actors.handshake import NONCE_BYTES, DiallerHandshake, ListenerHandshake, Peer, verdict
 from gyre.rdma.frames import BadFrame
 from gyre.rdma.lane import Lane, LaneLost
+from gyre.rdma.stages import Rejected
 
 # To one peer: more operations than that wait for one another.
 LANES = 8
@@ -61,6 +62,9 @@ class Lanes:
             lane = self._kept(way) or await self._dial(address, way)
             try:
                 yield lane
+            except Rejected:
+                way.idle.append(lane)  # all that was said there was heard
+                raise
             except BaseException:
                 lane.close()
                 raise

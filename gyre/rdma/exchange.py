@@ -227,12 +227,12 @@ class Exchange(abc.ABC):
             remote.nbytes,
             [(extent.remote, extent.nbytes) for extent in extents],
             timeout_s,
-            self._hint(),
         )
         at = At()
         with local.used(), told(remote.name, remote.peer, at, timeout_s, self._lost):
             async with asyncio.timeout(timeout_s), self._open_lanes.lane(remote.peer) as lane:
                 at.stage = "admit"
+                begin.hint = self._hint(lane)
                 await lane.send(begin)
                 go = expect(await lane.receive(), Go)
                 at.stage = "move"
@@ -242,7 +242,7 @@ class Exchange(abc.ABC):
         """It cannot be reached any more, or does not speak as it should."""
         log.info("rdma_peer_lost", backend=self.name, peer=peer)
 
-    def _hint(self) -> bytes:
+    def _hint(self, lane: Lane) -> bytes:
         """What the holder needs to know of this end."""
         return b""
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -26,7 +25,7 @@ WINDOW = 32
 # Larger ones are moved in parts.
 PART_BYTES = 32 * 2**20
 # How long UCX may take to let go of memory after an end.
-END_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 1.0
 
 
 class _Grant(msgspec.Struct, array_like=True):
@@ -37,19 +36,30 @@ class _Grant(msgspec.Struct, array_like=True):
 
 
 class _End:
-    """An endpoint to the worker at the other end of a lane, and what is under way on it."""
+    """This end of a lane: a worker of its own, so that its end, whenever it comes, is that of whatever UCX
+    has under way. Endpoints of one pair of workers get mixed up where some are closed and others made."""
 
-    def __init__(self, lane: Lane, worker: UcxWorker, address: bytes) -> None:
+    def __init__(self, devices: str) -> None:
+        """Raises TransportUnusable."""
         from ucxx._lib.arr import Array
 
-        self._lane = lane
         self._array = Array
-        self._worker = worker
-        self._endpoint: Any = worker.reach(address)
+        self._worker = UcxWorker(devices, tags=True)
+        self.address = self._worker.address()
+        self._endpoint: Any = None
         self._requests: deque[tuple[Any, memoryview]] = deque()
         self._changed: asyncio.Event = asyncio.Event()
         self._why = ""
-        worker.add(self)
+        self._over = False
+        self._worker.add(self)
+
+    def meet(self, address: bytes) -> None:
+        """The worker at the other end; once. Raises BadFrame."""
+        if self._endpoint is None:
+            try:
+                self._endpoint = self._worker.reach(address)
+            except (self._worker.api.UCXError, ValueError, TypeError) as error:
+                raise BadFrame(f"no address of a worker: {error}") from error
 
     async def send(self, views: Iterable[memoryview], tag: int) -> None:
         """Raises OSError."""
@@ -59,23 +69,21 @@ class _End:
         """Raises OSError."""
         await self._all(views, lambda view: self._endpoint.tag_recv(self._array(view), self._tag(tag)))
 
+    async def end(self) -> None:
+        """Then UCX has no memory of ours any more."""
+        await self._worker.close()
+
     def _tag(self, tag: int) -> Any:
         return self._worker.api.UCXXTag(tag)
 
     async def _all(self, views: Iterable[memoryview], begin: Callable[[memoryview], Any]) -> None:
-        try:
-            for view in views:
-                for at in range(0, len(view), PART_BYTES):
-                    await self._until(WINDOW - 1)
-                    part = view[at : at + PART_BYTES]
-                    self._requests.append((begin(part), part))
-                    self._worker.soon()
-            await self._until(0)
-        except BaseException:
-            # The other end hears of it, and lets go too: until then UCX may not.
-            self._lane.close()
-            await self._let_go()
-            raise
+        for view in views:
+            for at in range(0, len(view), PART_BYTES):
+                await self._until(WINDOW - 1)
+                part = view[at : at + PART_BYTES]
+                self._requests.append((begin(part), part))
+                self._worker.soon()
+        await self._until(0)
 
     async def _until(self, under_way: int) -> None:
         self.poll()
@@ -83,13 +91,6 @@ class _End:
             await self._changed.wait()
         if self._why:
             raise OSError(f"UCX: {self._why}")
-
-    async def _let_go(self) -> None:
-        """Until UCX has no memory of ours any more."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_TIMEOUT_S):
-                while self._requests:
-                    await self._changed.wait()
 
     # --- for the worker ---------------------------------------------------------------------------
 
@@ -107,16 +108,23 @@ class _End:
         if self._why or len(self._requests) != before:
             self._changed.set()
             self._changed = asyncio.Event()
-        if self._endpoint is None and not self._requests:
+        if self._over and not self._requests:
             self._worker.forget(self)
 
     def close(self) -> None:
-        """Ends it; once."""
+        """What is still under way after a while ends with the worker."""
+        self._over = True
+        self._why = self._why or "it was closed"
         if self._endpoint is not None:
             endpoint, self._endpoint = self._endpoint, None
-            self._why = self._why or "it was closed"
             self._worker.part(endpoint, idle=not self._requests)
-            self._worker.soon()
+        self._worker.soon()
+        asyncio.get_running_loop().call_later(END_TIMEOUT_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._requests:
+            self._requests.clear()
+            self._worker.forget(self)
 
 
 class UcxBackend(Exchange):
@@ -128,27 +136,40 @@ class UcxBackend(Exchange):
     def __init__(self, where: str, token: bytes) -> None:
         """Raises Unusable."""
         super().__init__(where, token)
+        # Left the choice among several networks, the two ends may disagree: see the transport.
+        self._devices = "lo" if where.startswith("127.") else ""
+        self._ends: dict[Lane, _End] = {}
+        self._ending_them: set[asyncio.Task[None]] = set()
         try:
-            self._worker: UcxWorker | None = UcxWorker("lo" if where.startswith("127.") else "", tags=True)
+            UcxWorker(self._devices, tags=True)
         except TransportUnusable as error:
             raise Unusable("ucx", error.why, error.fix) from error
-        self._me_there = b""
-        self._ends: dict[Lane, _End] = {}
 
-    async def start(self) -> None:
-        await super().start()
-        self._me_there = self._running.address()
+    async def _ending(self) -> None:
+        await asyncio.gather(*self._ending_them)
+        await super()._ending()
 
-    async def close(self) -> None:
-        await super().close()
-        if self._worker is not None:
-            worker, self._worker = self._worker, None
-            await worker.close()
+    def _end(self, lane: Lane) -> _End:
+        if lane not in self._ends:
+            self._ends[lane] = _End(self._devices)
+            lane.at_close.append(lambda: self._part(lane))
+        return self._ends[lane]
 
-    @property
-    def _running(self) -> UcxWorker:
-        assert self._worker is not None
-        return self._worker
+    def _part(self, lane: Lane) -> None:
+        ending = asyncio.get_running_loop().create_task(self._ends.pop(lane).end(), name="end of a lane")
+        self._ending_them.add(ending)
+        ending.add_done_callback(self._ending_them.discard)
+
+    async def _moved(self, lane: Lane, moving: Coroutine[Any, Any, None]) -> None:
+        """Where it fails, until UCX is no longer at the memory."""
+        try:
+            await while_alive(lane, moving)
+        except BaseException:
+            # The other end hears of it, and lets go too.
+            lane.close()
+            if self._ending_them:
+                await asyncio.wait([*self._ending_them])
+            raise
 
     async def _attach(self, region: Registered) -> None:
         """UCX registers what it moves, and remembers it."""
@@ -156,18 +177,8 @@ class UcxBackend(Exchange):
     async def _detach(self, region: Registered) -> None:
         pass
 
-    def _hint(self) -> bytes:
-        return self._me_there
-
-    def _end(self, lane: Lane, address: bytes) -> _End:
-        """Raises BadFrame."""
-        if lane not in self._ends:
-            try:
-                self._ends[lane] = _End(lane, self._running, address)
-            except (self._running.api.UCXError, ValueError, TypeError) as error:
-                raise BadFrame(f"no address of a worker: {error}") from error
-            lane.at_close.append(lambda: self._ends.pop(lane).close())
-        return self._ends[lane]
+    def _hint(self, lane: Lane) -> bytes:
+        return self._end(lane).address
 
     async def _move(
         self,
@@ -182,17 +193,19 @@ class UcxBackend(Exchange):
             there = msgspec.msgpack.decode(grant, type=_Grant)
         except msgspec.MsgspecError as error:
             raise BadFrame(f"not a grant: {error}") from error
-        end = self._end(lane, there.worker)
+        end = self._end(lane)
+        end.meet(there.worker)
         views = [local.view(extent.local, extent.nbytes) for extent in extents]
         moving = end.receive(views, there.tag) if op == "read" else end.send(views, there.tag)
-        await while_alive(lane, moving)
+        await self._moved(lane, moving)
         expect(await lane.receive(), Done)
 
     async def _serve(self, lane: Lane, begin: Begin, region: Registered) -> None:
-        end = self._end(lane, begin.hint)
+        end = self._end(lane)
+        end.meet(begin.hint)
         tag = int.from_bytes(os.urandom(8), "big")
         views = [region.view(offset, nbytes) for offset, nbytes in begin.pieces]
-        await lane.send(Go(msgspec.msgpack.encode(_Grant(self._me_there, tag))))
+        await lane.send(Go(msgspec.msgpack.encode(_Grant(end.address, tag))))
         moving = end.send(views, tag) if begin.op == "read" else end.receive(views, tag)
-        await while_alive(lane, moving)
+        await self._moved(lane, moving)
         await lane.send(Done())
