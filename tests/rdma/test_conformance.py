@@ -72,7 +72,7 @@ async def test_a_write_brings_the_bytes(
 async def test_many_scattered_blocks_in_one_operation(
     backend: Backend, holder: Holder, op: str, local: Local
 ) -> None:
-    block, blocks, mixed = 1000, 20_000, random.Random(3)
+    block, blocks, mixed = 1000, 6_000, random.Random(3)
     remote = await holder.hold("theirs", block * blocks, seed=3, writable=True)
     mine = await local(block * blocks)
     theirs, ours = bytearray(noise(3, block * blocks)), bytearray(noise(4, block * blocks))
