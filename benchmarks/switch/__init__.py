@@ -1,0 +1,1 @@
+"""Role changes with live calls: how long each state takes, and whether anything is left behind."""
