@@ -7,6 +7,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from benchmarks.command import parser, tell
@@ -72,9 +73,9 @@ def summarise(report: Report, direction: str, changes: list[Change]) -> None:
         for state, seconds in change.states_s.items():
             by_state[state].append(seconds)
         by_state["all"].append(sum(change.states_s.values()))
-    for state, seconds in by_state.items():
+    for state, took_s in by_state.items():
         for name, share in (("p50", 0.5), ("p99", 0.99)):
-            report.figure(f"{direction}.{state}_{name}_s", quantile(seconds, share))
+            report.figure(f"{direction}.{state}_{name}_s", quantile(took_s, share))
 
 
 def flat(report: Report, held: list[Resources]) -> None:
@@ -83,7 +84,7 @@ def flat(report: Report, held: list[Resources]) -> None:
     first, last = held[:third], held[-third:]
 
     def least(samples: list[Resources], name: str) -> int:
-        return min(getattr(sample, name) for sample in samples)
+        return min(int(msgspec.structs.asdict(sample)[name]) for sample in samples)
 
     for name in FLAT:
         report.figure(name, least(last, name))

@@ -43,7 +43,7 @@ def _family(root: int) -> Iterator[int]:
     for pid in parents:
         above: int | None = pid
         while above not in (root, None, 0):
-            above = parents.get(above)  # type: ignore[arg-type]
+            above = parents.get(above)
         if above == root:
             yield pid
 

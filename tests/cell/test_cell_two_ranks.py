@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,48 +17,32 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gyre.actors import (
-    Actor,
     ActorDied,
-    ChildSpec,
-    ExitReason,
     Node,
-    ProcessSpec,
     Ref,
     RemoteError,
-    Supervisor,
-    handles,
 )
-from gyre.cell.actor import CellActorConfig
 from gyre.cell.checkpoints import check
 from gyre.cell.config import TrainConfig
 from gyre.cell.engine.base import GenerateRequest, SamplingParams
 from gyre.cell.messages import (
-    CellUp,
-    Claim,
     EnterRollout,
     EnterTrain,
     Generate,
     GetStatus,
-    HandOver,
-    Idle,
-    Lease,
     Publish,
-    RoleChanged,
     SaveCheckpoint,
-    Stale,
-    StepComplete,
 )
 from gyre.cell.rank import Rank
-from gyre.cell.store import StoreActor, StoreConfig
 from gyre.cell.weights import parameters
 from gyre.cell.worker_messages import CellSetup, WorkerConfig
-from gyre.schedule.messages import MicroStepsReady, StepDone
+from gyre.schedule.messages import StepDone
 from gyre.trajectory.journal import Journal
 from gyre.trajectory.messages import AddGroup
-from gyre.trajectory.queue import QueueConfig, QueueTotals
-from gyre.trajectory.queue_actor import GetQueueTotals, MicroStepQueue
+from gyre.trajectory.queue import QueueTotals
+from gyre.trajectory.queue_actor import GetQueueTotals
 from tests.cell.parts import cell_setup, micro_step, trajectory
-from tests.cell.witness import Witness
+from tests.cell.two_cells import TwoCells, process_of
 
 PROMPT = tuple(range(1, 9))
 NEW_TOKENS = 12
@@ -69,95 +52,10 @@ MICRO_STEPS = (
 )
 
 
-class Waterlevel(Actor):
-    """Takes what cells and the queue tell the WaterlevelActor, and decides nothing."""
-
-    def __init__(self) -> None:
-        self.up: dict[int, asyncio.Future[CellUp]] = {
-            cell: asyncio.get_running_loop().create_future() for cell in range(2)
-        }
-        self.done: asyncio.Future[StepDone] = asyncio.get_running_loop().create_future()
-
-    @handles(CellUp)
-    async def cell_up(self, message: CellUp) -> None:
-        self.up[message.cell].set_result(message)
-
-    @handles(StepDone)
-    async def step_done(self, message: StepDone) -> None:
-        self.done.set_result(message)
-
-    @handles(MicroStepsReady)
-    async def micro_steps_ready(self, message: MicroStepsReady) -> None:
-        pass
-
-
-class Queue(MicroStepQueue):
-    """Says who claims, so that work can come when both cells wait for it."""
-
-    def __init__(self, config: QueueConfig, journal: Journal, waterlevel: Ref) -> None:
-        super().__init__(config, journal, waterlevel)
-        self.claimed: asyncio.Queue[int] = asyncio.Queue()
-
-    @handles(Claim, concurrent=True)
-    async def claim(self, message: Claim) -> Lease | HandOver | StepComplete | Idle | Stale:
-        self.claimed.put_nowait(message.cell)
-        return await super().claim(message)
-
-
-class Job:
-    """Both cells are up."""
-
-    def __init__(self, setup: CellSetup, node: Node, journal: Journal) -> None:
-        self.setup = setup
-        self._node = node
-        self.waterlevel = Waterlevel()
-        self._journal = journal
-        self.cells: list[Ref] = []
-        self.ups: list[CellUp] = []
-        self.queue: Queue
-        self.queue_ref: Ref
-
-    async def start(self) -> None:
-        waterlevel = await self._spawn("waterlevel", self.waterlevel)
-        self.queue = Queue(QueueConfig(groups_per_step=1), self._journal, waterlevel)
-        self.queue_ref = await self._spawn("queue", self.queue)
-        # In this process: one less that imports torch.
-        store = ChildSpec(name="store", start=lambda: StoreActor(StoreConfig()))
-        stores = await self._spawn("stores", Supervisor([store]))
-        for cell in range(2):
-            config = CellActorConfig(
-                setup=self.setup,
-                cell=cell,
-                waterlevel=waterlevel,
-                queue=self.queue_ref,
-                stores=stores,
-                core=self.cells[0] if cell else None,
-            )
-            spec = ProcessSpec(
-                name=f"cell-{cell}",
-                actor="gyre.cell.actor:CellActor",
-                config=config,
-                restart="temporary",
-                shutdown_s=20.0,
-            )
-            self.cells.append(await self._node.spawn(spec))
-        self.ups = [await self.waterlevel.up[cell] for cell in range(2)]
-
-    async def _spawn(self, name: str, actor: Actor) -> Ref:
-        return await self._node.spawn(ChildSpec(name=name, start=lambda: actor, restart="temporary"))
-
-    async def witness(self, of: Ref) -> asyncio.Future[ExitReason]:
-        witness = Witness(of)
-        await self._spawn("witness", witness)
-        return witness.reason
-
-    async def change(self, order: EnterTrain | EnterRollout) -> list[RoleChanged]:
-        return list(await asyncio.gather(*(cell.ask(order, timeout_s=60.0) for cell in self.cells)))
-
-    async def answers(self) -> list[tuple[tuple[int, ...], tuple[float, ...], set[int]]]:
-        """What every engine of every cell answers to one prompt, greedily: tokens, log-probabilities and
-        the versions they were sampled under."""
-        return [await _answer(engine) for up in self.ups for engine in up.engines]
+async def answers(job: TwoCells) -> list[tuple[tuple[int, ...], tuple[float, ...], set[int]]]:
+    """What every engine of every cell answers to one prompt, greedily: tokens, log-probabilities and the
+    versions they were sampled under."""
+    return [await _answer(engine) for up in job.ups for engine in up.engines]
 
 
 async def _answer(engine: Ref) -> tuple[tuple[int, ...], tuple[float, ...], set[int]]:
@@ -177,13 +75,13 @@ async def _answer(engine: Ref) -> tuple[tuple[int, ...], tuple[float, ...], set[
 
 
 @pytest.fixture
-async def job(even_policy_folder: Path, shm: Path, tmp_path: Path) -> AsyncIterator[Job]:
+async def job(even_policy_folder: Path, shm: Path, tmp_path: Path) -> AsyncIterator[TwoCells]:
     train = TrainConfig(lr=3e-2, max_grad_norm=1.0)
     setup = cell_setup(
         even_policy_folder, shm, tmp_path / "checkpoints", ranks=2, parallel="tensor", train=train
     )
     async with Journal(tmp_path / "journal.db") as journal, Node(name="test") as node:
-        made = Job(setup, node, journal)
+        made = TwoCells(setup, node, journal)
         await made.start()
         yield made
 
@@ -204,15 +102,6 @@ def by_one_rank(setup: CellSetup, shm: Path) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in parameters(rank._trainer.model)]
 
 
-def process_of(log: str, folder: Path) -> int | None:
-    """Which writes that log."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if os.readlink(entry / "fd" / "2") == str(folder / log):
-                return int(entry.name)
-    return None
-
-
 def greedy(folder: Path) -> tuple[int, ...]:
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.tensor([PROMPT])
@@ -223,10 +112,10 @@ def greedy(folder: Path) -> tuple[int, ...]:
 
 @pytest.mark.timeout(180)
 async def test_two_cells_of_two_ranks_train_a_step_together(
-    job: Job, even_policy_folder: Path, shm: Path
+    job: TwoCells, even_policy_folder: Path, shm: Path
 ) -> None:
     assert [(up.role, up.version, len(up.engines)) for up in job.ups] == [("rollout", 0, 1)] * 2
-    before = await job.answers()
+    before = await answers(job)
     assert {tokens for tokens, _, _ in before} == {greedy(even_policy_folder)}
     assert {tuple(versions) for _, _, versions in before} == {(0,)}
 
@@ -255,7 +144,7 @@ async def test_two_cells_of_two_ranks_train_a_step_together(
     assert await job.cells[0].ask(Publish()) == 1
     changed = await job.change(EnterRollout())
     assert [(c.cell, c.role, c.version) for c in changed] == [(0, "rollout", 1), (1, "rollout", 1)]
-    after = await job.answers()
+    after = await answers(job)
     assert {tokens for tokens, _, _ in after} == {greedy(folder)}
     assert {tuple(versions) for _, _, versions in after} == {(1,)}
     assert before[0][1] != after[0][1]

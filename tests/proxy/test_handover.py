@@ -6,13 +6,16 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gyre.actors import ChildSpec, ProcessSpec
 from gyre.cell.engine.base import ContextOverflow
+from gyre.schedule.messages import CloseRoute, WatchCalls
 from tests.proxy.house import PUT, PUT_DATA, USER, House, house
 from tests.proxy.process_engine import CountingConfig, GetPid
 from tests.proxy.scripted import Die, Mourner
@@ -62,6 +65,35 @@ async def test_a_role_change_changes_no_byte(two: House, stream: bool) -> None:
     if not stream:
         assert stable(answer) == before
     assert (await two.totals()).failed_calls == 0
+
+
+async def test_a_call_can_be_followed_through_a_role_change_by_its_ids(two: House) -> None:
+    two.script.pause_at = 3
+    call = asyncio.create_task(two.post(CHAT))
+    await two.script.paused.wait()
+    source = int(two.script.engines_used()[-1][-1])
+    two.script.pause_at = None
+    with capture_logs() as logs:
+        closed = await two.proxy.ask(CloseRoute(cell=source, change="r000007"))
+        await call
+    assert (closed.calls, closed.recomputed) == (1, 1)
+    assert list(closed.states_s) == ["stop_admitting", "cancel", "hand_over"]
+    events = {entry["event"]: entry for entry in logs if entry.get("change") == "r000007"}
+    moved = events["call_moved"]
+    assert (moved["execution"], moved["call"]) == ("g000001.00", two.kept.records[-1].call)
+    assert (moved["cell"], moved["to_cell"], moved["tokens"]) == (source, 1 - source, 3)
+    assert events["route_closed"]["calls_moved"] == 1
+
+
+async def test_who_watches_learns_how_many_calls_are_in_flight(two: House) -> None:
+    two.script.pause_at = 1
+    async with aclosing(two.proxy.stream(WatchCalls())) as watched:
+        assert (await anext(watched)).calls == 0
+        call = asyncio.create_task(two.post(CHAT))
+        assert (await anext(watched)).calls == 1
+        two.script.go.set()
+        assert (await anext(watched)).calls == 0
+        await call
 
 
 async def test_no_call_in_flight_moves_none(two: House) -> None:
