@@ -19,9 +19,6 @@ from gyre.rdma.memory import Registered
 from gyre.rdma.nixl_agent import Agent
 from gyre.rdma.pinning import Pinning, outlived
 
-# Regions of one peer; what was learned of those that are gone goes with the connection.
-LEARNED = 256
-
 
 class _Grant(msgspec.Struct, array_like=True):
     """Where the region lies in its holder's process, and NIXL's description of both."""
@@ -33,9 +30,9 @@ class _Grant(msgspec.Struct, array_like=True):
 class _Known:
     """A peer's agent."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, metadata: bytes) -> None:
         self.name = name
-        self.metadata: set[bytes] = set()
+        self.metadata = metadata
         self.users = 0
 
 
@@ -51,7 +48,8 @@ class NixlBackend(Pinning):
         self._api = load()
         self._agent: Agent | None = None
         self._known: dict[str, _Known] = {}
-        self._registered: dict[str, tuple[Any, bytes]] = {}
+        self._registered: dict[str, Any] = {}
+        self._metadata = b""
 
     async def start(self) -> None:
         await super().start()
@@ -79,21 +77,24 @@ class NixlBackend(Pinning):
         place = [(region.pointer, region.handle.nbytes, 0, "")]
 
         def register(agent: Any) -> tuple[Any, bytes]:
-            made = agent.register_memory(place, "DRAM")
-            return made, agent.get_partial_agent_metadata(made, inc_conn_info=True)
+            return agent.register_memory(place, "DRAM"), agent.get_agent_metadata()
 
         try:
-            self._registered[region.handle.name] = await self._running.call(register)
+            self._registered[region.handle.name], self._metadata = await self._running.call(register)
         except Exception as error:
             raise RegionError(region.handle.name, f"NIXL does not register it: {error}") from error
 
     async def _detach(self, region: Registered) -> None:
-        made, _ = self._registered.pop(region.handle.name)
-        await self._running.call(lambda agent: agent.deregister_memory(made))
+        made = self._registered.pop(region.handle.name)
+
+        def deregister(agent: Any) -> bytes:
+            agent.deregister_memory(made)
+            return bytes(agent.get_agent_metadata())
+
+        self._metadata = await self._running.call(deregister)
 
     def _grant(self, region: Registered, begin: Begin) -> bytes:
-        _, metadata = self._registered[region.handle.name]
-        return msgspec.msgpack.encode(_Grant(region.pointer, metadata))
+        return msgspec.msgpack.encode(_Grant(region.pointer, self._metadata))
 
     async def _serve(self, lane: Lane, begin: Begin, region: Registered) -> None:
         agent = self._running
@@ -149,12 +150,13 @@ class NixlBackend(Pinning):
             raise
 
     async def _meet(self, peer: str, metadata: bytes) -> _Known:
-        """Has the agent know the region. Raises OSError."""
+        """Has the agent know the peer's regions. Raises OSError."""
         known = self._known.get(peer)
-        if known is not None and len(known.metadata) >= LEARNED and not known.users:
+        if known is not None and known.metadata != metadata and not known.users:
+            # It would find those that are gone, and not what lies there now.
             self._part(peer)
             known = None
-        if known is None or metadata not in known.metadata:
+        if known is None or known.metadata != metadata:
             try:
                 name = await self._running.call(lambda agent: agent.add_remote_agent(metadata))
             except Exception as error:
@@ -162,8 +164,8 @@ class NixlBackend(Pinning):
             text = name.decode() if isinstance(name, bytes) else str(name)
             known = self._known.get(peer)
             if known is None or known.name != text:
-                known = self._known[peer] = _Known(text)
-            known.metadata.add(metadata)
+                known = self._known[peer] = _Known(text, metadata)
+            known.metadata = metadata
         return known
 
     def _lost(self, peer: str) -> None:
