@@ -188,6 +188,10 @@ def load() -> Any:
     """Its Python interface. Raises Unusable."""
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+    if not os.path.isdir("/sys/class/infiniband"):
+        # Where libibverbs is installed it would be loaded, and with it another libnl than that of NIXL's
+        # wheel: the process crashes as it exits.
+        os.environ.setdefault("UCX_MODULES", "^ib")
     try:
         from nixl_cu13 import _api
     except ImportError as error:

@@ -99,6 +99,7 @@ def process(folder: Path) -> Iterator[Process]:
     process = Process(folder)
     yield process
     process.end()
+    assert process.process.returncode == 0
 
 
 @pytest.fixture(scope="module", params=KINDS)
