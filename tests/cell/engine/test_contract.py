@@ -352,8 +352,9 @@ async def test_fifty_cycles_of_sleep_wake_and_update_leave_nothing(case: Case) -
     engine = await case.awake()
 
     async def cycle(version: int) -> tuple[int, ...]:
-        call = asyncio.create_task(chunks_of(engine, request(prompt(9), SamplingParams(max_new_tokens=200))))
-        await until(engine, lambda metrics: metrics.running > 0, call)
+        call = asyncio.create_task(chunks_of(engine, request(prompt(9), SamplingParams(max_new_tokens=240))))
+        # A server on a busy machine may tell all tokens at once.
+        await until(engine, lambda metrics: metrics.running > 0 or call.done())
         await engine.sleep()
         await call
         await engine.wake(case.weights(0, version=version))

@@ -10,7 +10,7 @@ from gyre.cell.engine import Engine, SamplingParams
 from tests.cell.engine.calls import chunks_of, generate, joined, prompt, request, until
 from tests.cell.engine.conftest import Case
 
-LONG = SamplingParams(seed=1, max_new_tokens=100)
+LONG = SamplingParams(seed=1, max_new_tokens=240)
 
 
 async def paused_call(engine: Engine) -> asyncio.Task[list[object]]:
@@ -33,11 +33,11 @@ async def test_a_pause_holds_calls_and_a_resume_goes_on_as_if_there_was_none(cas
     call = await paused_call(engine)
     held = engine.metrics().generated_tokens
     await idle(engine)
-    assert engine.metrics().generated_tokens == held < 100
+    assert engine.metrics().generated_tokens == held < 240
     assert not call.done()
     await engine.resume()
     got = joined(await call)
-    assert (len(got.token_ids), got.finish_reason) == (100, "length")
+    assert (len(got.token_ids), got.finish_reason) == (240, "length")
     assert got.token_ids == (await generate(await case.awake(), prompt(5), LONG)).token_ids
 
 
@@ -60,7 +60,7 @@ async def test_abort_works_while_it_is_paused(case: Case) -> None:
     await engine.abort("c")
     got = joined(await call)
     assert got.finish_reason == "abort"
-    assert 5 <= len(got.token_ids) < 100
+    assert 5 <= len(got.token_ids) < 240
     await engine.abort_all()
     assert joined(await waiting).finish_reason == "abort"
     await engine.resume()
@@ -77,7 +77,7 @@ async def test_an_update_while_it_is_paused_leaves_it_so(case: Case) -> None:
     assert engine.metrics().generated_tokens == held
     await engine.resume()
     got = joined(await call)
-    assert got.versions == (0,) * held + (1,) * (100 - held)
+    assert got.versions == (0,) * held + (1,) * (240 - held)
     want = case.logprobs(prompt(5), got.token_ids, seed=1)[held:]
     assert got.logprobs[held:] == pytest.approx(want, abs=case.tolerance)
 
