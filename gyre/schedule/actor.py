@@ -36,6 +36,7 @@ from gyre.schedule.messages import (
 from gyre.schedule.policy import CORE, PolicyConfig, decide, turns_back
 from gyre.schedule.roster import CellLife, Roster
 from gyre.schedule.state import (
+    ClusterState,
     DispatchEval,
     DispatchGroups,
     Finish,
@@ -103,6 +104,7 @@ class WaterlevelActor(Actor):
         self._changes = 0
         self._role_changes: Counter[RoleOutcome] = Counter()
         self._under_calls = 0
+        self._calls_moved = 0
 
     @handles(Connect)
     async def connect(self, message: Connect) -> None:
@@ -212,8 +214,7 @@ class WaterlevelActor(Actor):
         log.info("burst", first_step=self._counters.published, steps=self._config.policy.burst_steps)
         while not self._over.is_set():
             await self._admit()
-            state = self._counters.state(self._cells.states(), draining=self._draining)
-            orders = decide(state, self._config.policy)
+            orders = decide(self._state(), self._config.policy)
             for order in orders:
                 await self._carry_out(order)
             if not orders:
@@ -256,14 +257,14 @@ class WaterlevelActor(Actor):
             watch.cancel()
         self._role_changes[outcome] += 1
         self._under_calls += change.calls > 0
+        self._calls_moved += change.calls
 
     async def _turn_back_if_unwanted(self, change: Change) -> None:
         """While the cell changes the counters move on, and what was right may be so no longer."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            state = self._counters.state(self._cells.states(), draining=self._draining)
-            opposite = turns_back(state, self._config.policy)
+            opposite = turns_back(self._state(), self._config.policy)
             if opposite is not None:
                 await self._transitions.turn_back(change, opposite.waterlevel)
                 return
@@ -313,6 +314,9 @@ class WaterlevelActor(Actor):
         log.info("finish", step=self._counters.step, version=self._counters.published)
         self._over.set()
 
+    def _state(self) -> ClusterState:
+        return self._counters.state(self._cells.states(), draining=self._draining)
+
     def _now_at(self) -> dict[str, int]:
         return {"version": self._counters.published, "step": self._counters.step}
 
@@ -360,6 +364,11 @@ class WaterlevelActor(Actor):
             ready_micro_steps=counters.ready_micro_steps,
             role_changes=self._role_changes["done"],
             role_changes_with_calls_in_flight=self._under_calls,
+            role_changes_turned_back=self._role_changes["turned_back"],
+            role_changes_failed=self._role_changes["failed"],
+            calls_moved=self._calls_moved,
+            calls=counters.calls,
+            waiting_calls=self._state().waiting_calls,
             cells=await self._cells.statuses(self._config.status_timeout_s),
             checkpoint=self._checkpointing.folder,
             saved=self._checkpointing.saved,

@@ -132,8 +132,9 @@ class Drain(Ask[None], frozen=True, kw_only=True):
 
 
 class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person sees of the schedule. `checkpoint` is the folder of the newest one written, `saved` how
-    many steps are in it."""
+    """What a person sees of the schedule. `role_changes` were carried out; from the others a cell came back.
+    `calls` and `waiting_calls` are what the policy sees of them. `checkpoint` is the folder of the newest one
+    written, `saved` how many steps are in it."""
 
     dispatched: int
     started: int
@@ -145,6 +146,11 @@ class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
     role_changes: int
     role_changes_with_calls_in_flight: int
     cells: tuple[CellStatus, ...]
+    role_changes_turned_back: int = 0
+    role_changes_failed: int = 0
+    calls_moved: int = 0
+    calls: int = 0
+    waiting_calls: int = 0
     checkpoint: str | None = None
     saved: int | None = None
 

@@ -22,6 +22,8 @@ _SCHEDULE = {
     "steps": "Steps of the job",
     "published": "Published weight version",
     "ready_micro_steps": "Micro-steps that can be claimed",
+    "calls": "Calls in flight at the proxy, as the policy sees them",
+    "waiting_calls": "Calls in flight beyond what the cells in rollout serve at a time",
 }
 _SCHEDULE_COUNTERS = {
     "dispatched": ("executions_dispatched", "Executions dispatched, d(t)"),
@@ -32,6 +34,9 @@ _SCHEDULE_COUNTERS = {
         "role_changes_with_calls_in_flight",
         "Role changes during which calls were handed over",
     ),
+    "role_changes_turned_back": ("role_changes_turned_back", "Role changes undone, no longer wanted"),
+    "role_changes_failed": ("role_changes_failed", "Role changes undone after a state of theirs failed"),
+    "calls_moved": ("calls_moved", "Calls in flight that role changes handed over"),
 }
 _CELL = {
     "version": "Weight version that the cell holds",

@@ -192,7 +192,8 @@ async def test_a_change_that_is_wanted_no_longer_turns_back(world: World, logs: 
     assert (back["cell"], back["role"], back["cause"]) == (1, "rollout", "w=3 > C_R=0")
     states = [e["state"] for e in of(logs, "role_change_state") if e["change"] == back["change"]]
     assert states == ["cancel", "open_route"]
-    assert (await world.waterlevel.ask(GetSchedule())).role_changes == 1
+    status = await world.waterlevel.ask(GetSchedule())
+    assert (status.role_changes, status.role_changes_turned_back, status.calls_moved) == (1, 1, 4)
 
 
 async def test_a_change_is_turned_back_while_its_calls_still_leave(world: World) -> None:
@@ -224,8 +225,12 @@ async def test_a_satellite_is_called_back_within_a_burst_when_calls_wait(
     await world.finish(5)
     await world.ready(0, 3)
     await notes.next("enter_train", 1)
+    held = notes.hold("enter_rollout", 1)
     await world.calls(9)
     await notes.next("enter_rollout", 1)
+    status = await world.waterlevel.ask(GetSchedule())
+    assert (status.calls, status.waiting_calls) == (9, 5)
+    held.set()
     await notes.next("open_route", 1, 1)
     await world.calls(5)
     await world.waterlevel.ask(GetSchedule())
