@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
 import structlog
 
-from gyre.actors import Actor, ActorError, Down, handles
+from gyre.actors import Actor, ActorDied, ActorError, Down, handles
 from gyre.cell.messages import CellGone, CellUp, Publish, RoleOutcome, RoleState
 from gyre.schedule.checkpointing import Checkpointing
 from gyre.schedule.counters import Counters
@@ -155,10 +155,12 @@ class WaterlevelActor(Actor):
         self._changed.set()
 
     async def _watch_calls(self) -> None:
-        async with aclosing(self._proxy.stream(WatchCalls())) as seen:
-            async for in_flight in seen:
-                self._counters.calls = in_flight.calls
-                self._changed.set()
+        # Whoever started the proxy sees to it if it dies; at the end of a job it goes before this actor.
+        with suppress(ActorDied):
+            async with aclosing(self._proxy.stream(WatchCalls())) as seen:
+                async for in_flight in seen:
+                    self._counters.calls = in_flight.calls
+                    self._changed.set()
 
     @handles(RoleState)
     async def role_state(self, message: RoleState) -> None:
