@@ -96,6 +96,7 @@ class CellActor(Actor):
             Core(config.setup, config.queue, self._ask_ranks, self._ask_rank) if config.core is None else None
         )
         self._micro_steps = 0
+        self._running: RoleChange | None = None
         self._unwanted: TurnBack | None = None
         self._failures_in_a_row = 0
         self._status_before: tuple[float, int, float] = (time.monotonic(), 0, 0.0)
@@ -188,7 +189,8 @@ class CellActor(Actor):
         self, change: str, run: Callable[[RoleChange], Awaitable[RoleChanged]]
     ) -> RoleChanged:
         self._changing = True
-        changed = await self._or_crash(self._counted(run(self._change(change))))
+        self._running = self._change(change)
+        changed = await self._or_crash(self._counted(run(self._running)))
         self._role, self._version, self._changing = changed.role, changed.version, False
         if self._loop is not None and self._loop.is_leaving:
             self._micro_steps += self._loop.micro_steps
@@ -329,6 +331,7 @@ class CellActor(Actor):
             "core": self._core is not None,
             "role": self._role,
             "changing": self._changing,
+            "state": self._running.state if self._running is not None else None,
             "version": self._version,
             "micro_steps": self._micro_steps + running,
         }

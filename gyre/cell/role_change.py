@@ -72,7 +72,7 @@ class TurnedBack(Exception):
 
 class RoleChange:
     """One change of one cell, whose weights are `version` as it begins. `turned_back` says why the change is
-    no longer wanted, None while it is."""
+    no longer wanted, None while it is. `state` is the one that runs."""
 
     def __init__(
         self,
@@ -103,6 +103,7 @@ class RoleChange:
         self._times = StateTimes()
         self._entered: set[str] = set()
         self._snapshot: Snapshot | None = None
+        self.state: str | None = None
         self._states: dict[str, Callable[[], Awaitable[Any]]] = {
             "sleep_engines": partial(ranks, SleepEngine()),
             "build_group": partial(self._meet, engine=False),
@@ -182,6 +183,7 @@ class RoleChange:
 
     async def _pass(self, state: str) -> None:
         self._entered.add(state)
+        self.state = state
         began = time.monotonic()
         error: Exception | None = None
         try:
@@ -189,6 +191,7 @@ class RoleChange:
                 await self._states[state]()
         except Exception as raised:
             error = raised
+        self.state = None
         told = RoleState(
             cell=self._cell,
             change=self._change,

@@ -254,6 +254,7 @@ class WaterlevelActor(Actor):
         try:
             outcome = await run(change)
         except CellError as error:
+            self._transitions.lost(change, str(error))
             return self._lose(change.life, str(error))
         finally:
             watch.cancel()

@@ -12,6 +12,7 @@ import structlog
 
 from gyre.actors import ActorError, Ask, Ref
 from gyre.cell.messages import (
+    CellRole,
     EnterRollout,
     EnterTrain,
     RoleChanged,
@@ -75,7 +76,7 @@ class Transitions:
     async def to_train(self, change: Change) -> RoleOutcome:
         """The cell is in train role then, or back in rollout role with its route open."""
         life = change.life
-        life.change("train")
+        self._begin(change, "train")
         close = CloseRoute(cell=life.cell, change=change.id)
         closed = await self._proxy.ask(close, timeout_s=self._timeout_s)
         change.calls = closed.calls
@@ -98,7 +99,7 @@ class Transitions:
 
     async def to_rollout(self, change: Change) -> RoleOutcome:
         """The cell is in rollout role then and its route open, or back in train role."""
-        change.life.change("rollout")
+        self._begin(change, "rollout")
         changed = await self._ask(change.life, EnterRollout(change=change.id))
         return await self._settle(change, changed)
 
@@ -121,6 +122,15 @@ class Transitions:
             log.info("role_change_state", **fields)
         else:
             log.warning("role_change_state_failed", **fields, cause=state.cause)
+
+    def lost(self, change: Change, reason: str) -> None:
+        """Its cell is."""
+        log.warning("role_change_lost", change=change.id, cell=change.life.cell, reason=reason)
+
+    def _begin(self, change: Change, to: CellRole) -> None:
+        cell = change.life.cell
+        log.info("role_change_ordered", change=change.id, cell=cell, to=to, waterlevel=change.waterlevel)
+        change.life.change(to)
 
     async def _settle(self, change: Change, changed: RoleChanged) -> RoleOutcome:
         life = change.life

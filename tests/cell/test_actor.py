@@ -270,8 +270,11 @@ async def test_an_opposite_order_turns_a_change_back_and_not_the_next(house: Hou
     await house.cells[1].tell(TurnBack(change="r000001", cause="w=9 > C_R=8"))
     # Handled after it.
     await house.cells[1].ask(GetStatus())
+    cell = house.node.lookup("cell-1").target.actor  # type: ignore[union-attr]
+    assert cell.summary()["state"] == "build_group"
     gate.set()
     changed = await asking
+    assert cell.summary()["state"] is None
     assert (changed.role, changed.outcome, changed.cause) == ("rollout", "turned_back", "w=9 > C_R=8")
     assert (await house.cells[1].ask(EnterTrain(change="r000002"))).outcome == "done"
 

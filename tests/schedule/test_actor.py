@@ -171,6 +171,9 @@ async def test_a_cell_that_fails_to_change_is_down(world: World, logs: list[Any]
     assert ("cell_gone", 1, 1) in notes.past
     (down,) = of(logs, "cell_down")
     assert down["cell"] == 1 and "was to fail" in down["reason"]
+    (lost,) = of(logs, "role_change_lost")
+    (ordered,) = [entry for entry in of(logs, "role_change_ordered") if entry["change"] == lost["change"]]
+    assert (ordered["cell"], ordered["to"]) == (1, "train")
 
 
 async def test_a_change_that_is_wanted_no_longer_turns_back(world: World, logs: list[Any]) -> None:
