@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from gyre.actors import Ask, Ref, Stream, Tell
-from gyre.cell.engine.base import Chunk, EngineMetrics, GenerateRequest
+from gyre.cell.engine.base import Chunk, EngineMetrics, GenerateRequest, KvManifest
 from gyre.loss.microstep import MicroStep, MicroStepStats
 from gyre.rdma import RegionHandle
 
@@ -123,6 +123,25 @@ class Abort(Ask[None], frozen=True, kw_only=True):
     """To an engine's ref: end one call with finish reason `abort`; its tokens so far have been sent."""
 
     call: str
+
+
+class ExportKv(Ask[KvManifest], frozen=True, kw_only=True):
+    """To an engine's ref: pin the KV of the session's last call for up to `lease_s`."""
+
+    session: str
+    lease_s: float
+
+
+class ImportKv(Ask[int], frozen=True, kw_only=True):
+    """To an engine's ref: read it. Answers how many tokens were taken."""
+
+    manifest: KvManifest
+
+
+class ReleaseKv(Ask[bool], frozen=True, kw_only=True):
+    """To an engine's ref: end the pin. False where it had ended before."""
+
+    pin: str
 
 
 # --- weights ------------------------------------------------------------------------------------

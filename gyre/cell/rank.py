@@ -25,7 +25,7 @@ from gyre.cell.train.warm_start import warm_start
 from gyre.cell.weights import Layout, RegionWeights, checksum, fill, local, parameters, shapes
 from gyre.cell.worker_messages import BuildGroup, Loaded, RankStatus, StagedShard, Updated, WorkerConfig
 from gyre.loss import MicroStep, MicroStepStats
-from gyre.rdma import RegionError, RegionHandle, SharedMemory
+from gyre.rdma import Backend, RegionError, RegionHandle, SharedMemory
 
 
 class Rank:
@@ -56,8 +56,8 @@ class Rank:
 
     # --- loading ----------------------------------------------------------------------------------
 
-    def load(self, checkpoint: Path | None) -> Loaded:
-        """Builds model and engine, which sleeps; on the core also the masters."""
+    def load(self, checkpoint: Path | None, backend: Backend | None = None) -> Loaded:
+        """Builds model and engine, which sleeps and hands KV over by `backend`, if any; on the core the masters."""
         setup = self._setup
         step = check(checkpoint) if checkpoint is not None else 0
         folder = checkpoint or setup.model_folder
@@ -69,12 +69,10 @@ class Rank:
                 load_optimizer(checkpoint, self._masters_, self._config.rank)
         window = min(setup.model.context_tokens, model.config.max_position_embeddings)
         if setup.rollout.parallel == "data" or self._config.rank == 0:
-            self._engine = make_engine(self._engine_setup(window), model, self._thread, self._shared)
+            self._engine = make_engine(self._engine_setup(window), model, self._thread, backend)
             window = self._engine.window_tokens
         elif setup.engine_over_ranks:
-            self._follower = make_follower(
-                self._engine_setup(window), model, self._thread, self._shared, self.weights
-            )
+            self._follower = make_follower(self._engine_setup(window), model, self._thread, self.weights)
         if not (self._config.core and checkpoint is None and setup.model.warm_start is not None):
             release_parameters(model)
         return Loaded(

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 from gyre.actors import Actor, handles
-from gyre.cell.engine.base import Chunk, Engine, EngineAsleep
-from gyre.cell.messages import Abort, Generate
+from gyre.cell.engine.base import Chunk, Engine, EngineAsleep, KvManifest
+from gyre.cell.messages import Abort, ExportKv, Generate, ImportKv, ReleaseKv
 from gyre.cell.model import pick_device, use_device
 from gyre.cell.rank import Rank
 from gyre.cell.worker_messages import (
@@ -43,7 +43,7 @@ from gyre.cell.worker_messages import (
     WriteSnapshot,
 )
 from gyre.loss import MicroStepStats
-from gyre.rdma import RegionHandle
+from gyre.rdma import Backend, BackendName, RegionHandle, SharedMemory, start_backend
 
 R = TypeVar("R")
 
@@ -54,16 +54,25 @@ class RankWorker(Actor):
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         setup = config.setup
-        device = pick_device(setup.cluster.device, config.slot, config.rank, setup.cells.ranks)
+        device = self._device = pick_device(setup.cluster.device, config.slot, config.rank, setup.cells.ranks)
         self._thread = ThreadPoolExecutor(1, "device", initializer=partial(use_device, device))
+        self._backend: Backend
         self._rank = Rank(config, device, self._thread)
 
     async def started(self) -> None:
-        torch.set_num_threads(self._config.setup.cluster.threads_per_rank)
+        setup, node = self._config.setup, self.context.node
+        torch.set_num_threads(setup.cluster.threads_per_rank)
+        transport = node.transport
+        beyond = setup.cluster.listen is not None
+        name: BackendName = "tcp" if beyond else "cuda_ipc" if self._device.type == "cuda" else "shm"
+        where = transport.where if transport.scheme in ("tcp", "ucx") else "127.0.0.1"
+        shared = SharedMemory(setup.shm_folder)
+        self._backend = await start_backend(name, where=where, token=node.token, shared=shared)
 
     async def stopping(self) -> None:
         if (engine := self._rank.engine) is not None:
             await engine.close()
+        await self._backend.close()
         await self._on_device(self._rank.part)
         self._thread.shutdown(wait=False)
 
@@ -91,6 +100,18 @@ class RankWorker(Actor):
     async def abort(self, message: Abort) -> None:
         await self._engine().abort(message.call)
 
+    @handles(ExportKv, concurrent=True)
+    async def export_kv(self, message: ExportKv) -> KvManifest:
+        return await self._engine().export_kv(message.session, message.lease_s)
+
+    @handles(ImportKv, concurrent=True)
+    async def import_kv(self, message: ImportKv) -> int:
+        return await self._engine().import_kv(message.manifest)
+
+    @handles(ReleaseKv, concurrent=True)
+    async def release_kv(self, message: ReleaseKv) -> bool:
+        return await self._engine().release_kv(message.pin)
+
     # --- life and role ----------------------------------------------------------------------------
 
     @handles(LoadModel)
@@ -98,7 +119,7 @@ class RankWorker(Actor):
         # What is there now stays; a collection that looks at all of torch takes tenths of a second.
         gc.disable()
         try:
-            loaded = await self._on_device(partial(self._rank.load, message.checkpoint))
+            loaded = await self._on_device(partial(self._rank.load, message.checkpoint, self._backend))
         finally:
             gc.enable()
         gc.collect()

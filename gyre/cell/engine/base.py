@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "abort"]
 
+# How long KV stays pinned where nobody says that it was read, or is not wanted any more.
+KV_LEASE_S = 30.0
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drawn. The draw at a position is a function of (`seed`, position) and the logits
@@ -74,6 +77,9 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    kv_blocks_pinned: int = 0
+    kv_tokens_imported: int = 0
+    kv_imports_refused: int = 0
     busy_s: float = 0.0
 
 
@@ -130,20 +136,38 @@ def divides(heads: int, kv_heads: int, ranks: int) -> bool:
 
 
 class KvPart(msgspec.Struct, frozen=True, kw_only=True):
-    """KV heads [heads[0], heads[1]) of all blocks of a manifest, in their order, block after block."""
+    """KV heads [heads[0], heads[1]) of a pool, in the memory of one rank: its blocks, one after the other."""
 
     heads: tuple[int, int]
     region: RegionHandle
 
 
 class KvManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV of one session's full blocks, of `tokens` from the first on; a multiple of `block_tokens`.
-    Whoever takes it over hashes the tokens itself."""
+    """The KV of one session's full blocks, of `tokens` from the first on; a multiple of `block_tokens`. They
+    are the `blocks` of a pool, which stay as they are while the engine holds `pin`: as long as `proof` can be
+    read, `lease_s` at most. Whoever takes it over hashes the tokens itself."""
 
     session: str
     layout: KvLayout
     tokens: tuple[int, ...]
+    blocks: tuple[int, ...]
     parts: tuple[KvPart, ...]
+    pin: str
+    proof: RegionHandle
+    lease_s: float
+
+    @property
+    def nbytes(self) -> int:
+        """Of the blocks, all heads."""
+        return len(self.blocks) * self.layout.kv_heads * head_bytes(self.layout)
+
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
+
+
+def head_bytes(layout: KvLayout) -> int:
+    """Of one head of one block, all layers."""
+    return layout.layers * 2 * layout.block_tokens * layout.head_dim * _ITEM_BYTES[layout.dtype]
 
 
 class Engine(Protocol):
@@ -185,14 +209,18 @@ class Engine(Protocol):
         what is live is computed again. If they cannot be read, that error is raised and the engine falls
         asleep: what it has is of no version. Raises EngineAsleep."""
 
-    async def export_kv(self, session: str) -> KvManifest:
-        """Copies the KV of the session's last call, also one that runs, into regions, which the caller frees.
-        Raises KvUnavailable, EngineAsleep, RegionError."""
+    async def export_kv(self, session: str, lease_s: float = KV_LEASE_S) -> KvManifest:
+        """Pins the KV of the session's last call, also one that runs, where it is, until `release_kv` or for
+        `lease_s`. Raises KvUnavailable, EngineAsleep, RegionError."""
+
+    async def release_kv(self, pin: str) -> bool:
+        """Ends a pin. False where it had ended before: then blocks may have changed under who read them."""
 
     async def import_kv(self, manifest: KvManifest) -> int:
-        """Makes it findable for prompts that start with its tokens: how many of them, since only what fits
-        beside the KV of live calls is taken. Checks layout and sizes. Raises KvUnavailable, EngineAsleep,
-        RegionError; then nothing of it is findable."""
+        """Reads it into blocks of its own, which are reserved first, and makes it findable for prompts that
+        start with its tokens: how many of them, since only what fits beside the KV of live calls is taken.
+        Passes go on meanwhile. Checks layout, sizes and numbers. Raises KvUnavailable, EngineAsleep,
+        RegionError; then nothing more of it is findable, and nothing reserved."""
 
     def metrics(self) -> EngineMetrics:
         """Counters and gauges."""

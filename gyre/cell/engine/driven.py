@@ -7,22 +7,31 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Protocol, TypeVar
+from uuid import uuid4
+
+import structlog
 
 from gyre.cell.engine import draws
 from gyre.cell.engine.base import (
+    KV_LEASE_S,
     Chunk,
     ContextOverflow,
     EngineAsleep,
     EngineMetrics,
     GenerateRequest,
     KvManifest,
+    KvUnavailable,
     Weights,
 )
 from gyre.cell.engine.blocks import BlockPool
+from gyre.cell.engine.handover import Reservation
+from gyre.cell.engine.kv_moves import KvHome, KvMoves
 from gyre.cell.engine.rollout import Rollout, Runner
 from gyre.cell.engine.scheduler import Scheduler
 from gyre.cell.engine.sequence import Sequence
-from gyre.rdma import Regions
+from gyre.rdma import RegionError
+
+log = structlog.get_logger()
 
 R = TypeVar("R")
 _Outlet = asyncio.Queue[Chunk | Exception]
@@ -51,7 +60,7 @@ class DrivenEngine:
 
     The window is `window_tokens`, or what `kv_tokens` can hold if that is less. A pass computes at most
     `step_tokens` tokens of prompts, so that running calls wait no longer than that for their next token.
-    KV is handed over in `regions`.
+    KV is handed over by way of its `kv_home`.
     """
 
     def __init__(
@@ -67,14 +76,17 @@ class DrivenEngine:
         chunk_interval_s: float,
         eos_token_ids: tuple[int, ...],
         step_tokens: int,
-        regions: Regions | None,
+        kv_home: KvHome | None,
     ) -> None:
         blocks = kv_tokens // block_tokens
         if blocks < 1:
             raise ValueError(f"kv_tokens is {kv_tokens}: give at least one block of {block_tokens} tokens")
         scheduler = Scheduler(BlockPool(blocks, block_tokens), max_batch, step_tokens)
-        self._rollout: Rollout[_Outlet] = Rollout(runner, scheduler, chunk_interval_s, regions, clock)
-        self._regions = regions
+        self._rollout: Rollout[_Outlet] = Rollout(runner, scheduler, chunk_interval_s, clock)
+        self._moves = None if kv_home is None else KvMoves(kv_home, runner, lane.run)
+        self._leases: dict[str, asyncio.TimerHandle] = {}
+        self._expiring: set[asyncio.Task[bool]] = set()
+        self._importing: set[asyncio.Task[int]] = set()
         self._window_tokens = min(window_tokens, blocks * block_tokens)
         self._vocab = runner.vocab
         self._eos = frozenset(eos_token_ids)
@@ -131,28 +143,119 @@ class DrivenEngine:
     async def sleep(self) -> None:
         """Does nothing to an engine that sleeps: the weights may be in the trainer's use."""
         if self.version is not None:
+            await self._end_moves()
             await self._on_lane(self._rollout.sleep)
 
     async def wake(self, weights: Weights) -> None:
         await self._on_lane(partial(self._rollout.wake, weights))
+        await self._open_moves()
 
     async def update(self, weights: Weights) -> None:
-        await self._on_lane(partial(self._rollout.update, weights))
+        try:
+            await self._on_lane(partial(self._rollout.update, weights))
+        except BaseException:
+            if self.version is None:
+                await self._end_moves()
+            raise
 
-    async def export_kv(self, session: str) -> KvManifest:
+    # --- handing KV over --------------------------------------------------------------------------
+
+    async def export_kv(self, session: str, lease_s: float = KV_LEASE_S) -> KvManifest:
         if self.version is None:
             raise EngineAsleep("the engine is asleep: its KV is gone")
-        copying = self._lane.run(partial(self._job, partial(self._rollout.export_kv, session)))
+        moves, pin = self._moves_(), f"pin-{uuid4().hex}"
         try:
-            return await asyncio.wrap_future(copying)
-        except asyncio.CancelledError:
-            copying.add_done_callback(self._free)
+            pinned = await self._on_lane(partial(self._rollout.pin, pin, session))
+            proof = await moves.prove(pin)
+        except BaseException:
+            # Also where nobody waits for it any more.
+            self._submit(partial(self._rollout.unpin, pin))
             raise
+        self._leases[pin] = asyncio.get_running_loop().call_later(lease_s, self._expire, pin)
+        layout, tokens, blocks = pinned
+        return KvManifest(
+            session=session,
+            layout=layout,
+            tokens=tokens,
+            blocks=blocks,
+            parts=moves.parts(),
+            pin=pin,
+            proof=proof,
+            lease_s=lease_s,
+        )
+
+    async def release_kv(self, pin: str) -> bool:
+        if (lease := self._leases.pop(pin, None)) is None:
+            return False
+        lease.cancel()
+        held = self._moves is not None and await self._moves.disprove(pin)
+        if not self._closed:
+            await self._on_lane(partial(self._rollout.unpin, pin))
+        return held
 
     async def import_kv(self, manifest: KvManifest) -> int:
         if self.version is None:
             raise EngineAsleep("the engine is asleep: it has no room for KV")
-        return await self._on_lane(partial(self._rollout.import_kv, manifest))
+        moves = self._moves_()
+        # A sleep ends it, and so does who waits for it.
+        task = asyncio.get_running_loop().create_task(self._import(moves, manifest), name="import KV")
+        self._importing.add(task)
+        task.add_done_callback(self._importing.discard)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.cancelled():
+            raise EngineAsleep("the engine fell asleep meanwhile")
+        return task.result()
+
+    async def _import(self, moves: KvMoves, manifest: KvManifest) -> int:
+        reservation = Reservation(manifest)
+        try:
+            await self._on_lane(partial(self._rollout.reserve, reservation))
+            await moves.fetch(reservation)
+            return await self._on_lane(partial(self._rollout.seal, reservation))
+        except Exception:
+            await self._on_lane(partial(self._rollout.refuse, reservation))
+            raise
+        except asyncio.CancelledError:
+            # Before whatever comes next there.
+            self._submit(partial(self._rollout.refuse, reservation))
+            raise
+
+    def _moves_(self) -> KvMoves:
+        if self._moves is None:
+            raise KvUnavailable("the engine has no home for KV that others read")
+        return self._moves
+
+    async def _open_moves(self) -> None:
+        """Without them it computes all the same."""
+        if self._moves is not None:
+            try:
+                await self._moves.open(await self._on_lane(self._rollout.kv_memory))
+            except (RegionError, KvUnavailable) as error:
+                log.warning("kv_not_registered", reason=str(error))
+
+    async def _end_moves(self) -> None:
+        """Before the memory goes."""
+        while self._importing:
+            for task in tuple(self._importing):
+                task.cancel()
+            await asyncio.wait(self._importing)
+        for lease in self._leases.values():
+            lease.cancel()
+        self._leases.clear()
+        if self._moves is not None:
+            await self._moves.close()
+        if self._expiring:
+            await asyncio.wait(self._expiring)
+
+    def _expire(self, pin: str) -> None:
+        log.warning("kv_pin_expired", pin=pin)
+        task = asyncio.get_running_loop().create_task(self.release_kv(pin), name="expire a pin")
+        self._expiring.add(task)
+        task.add_done_callback(self._expiring.discard)
 
     def metrics(self) -> EngineMetrics:
         return self._rollout.metrics()
@@ -165,18 +268,13 @@ class DrivenEngine:
         """The weights stay as they are."""
         if self._closed:
             return
+        await self._end_moves()
         await self._on_lane(self._end)
         self._closed = True
         self._lane.close()
 
     def _check(self) -> None:
         """Raises EngineFault where it cannot answer any more."""
-
-    def _free(self, copying: Future[KvManifest]) -> None:
-        """An export that nobody waited for."""
-        if self._regions is not None and not copying.cancelled() and copying.exception() is None:
-            for part in copying.result().parts:
-                self._regions.free(part.region)
 
     def _sequence(self, request: GenerateRequest) -> Sequence:
         prompt = request.prompt_ids

@@ -16,18 +16,16 @@ from gyre.cell.engine.orders import (
     Leave,
     Order,
     PassReader,
-    ReadKv,
     ReleaseKv,
     TakeKv,
     TakeWeights,
-    WriteKv,
     is_pass,
     pack_answer,
     unpack,
 )
 from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.team import Team
-from gyre.rdma import RegionHandle, Regions
+from gyre.rdma import RegionHandle
 
 log = structlog.get_logger()
 
@@ -40,12 +38,10 @@ class Follower:
         self,
         runner: Runner,
         device_thread: ThreadPoolExecutor,
-        regions: Regions,
         weights: Callable[[int, RegionHandle], Weights],
     ) -> None:
         self._runner = runner
         self._thread = device_thread
-        self._regions = regions
         self._weights = weights
         self._team: Team | None = None
         self._passes = PassReader()
@@ -102,24 +98,19 @@ class Follower:
 
     def _carry_out(self, order: Order) -> Done:
         try:
-            return Done(finite=self._do(order))
+            return Done(pool=self._do(order))
         except Exception as error:
             return Done(error=f"{type(error).__name__}: {error}")
 
-    def _do(self, order: Order) -> bool:
+    def _do(self, order: Order) -> RegionHandle | None:
         match order:
             case TakeWeights(version=version, region=region):
                 self._runner.take_weights(self._weights(version, region))
             case TakeKv():
                 self._runner.take_kv()
+                return self._runner.kv.file
             case ReleaseKv():
                 self._runner.release_kv()
-            case ReadKv(blocks=blocks, region=handle):
-                with self._regions.allocate(handle.name, handle.nbytes) as part:
-                    self._runner.read_kv(blocks, (part,))
-            case WriteKv():
-                with self._regions.open(order.part.region) as source:
-                    return self._runner.write_kv(order.blocks, order.part, source.buffer, order.first)
             case Leave():
                 self._runner.release_weights()
-        return True
+        return None

@@ -1,17 +1,22 @@
-"""KV of a session out of a paged pool and into another, through regions. No tensors here."""
+"""KV of a session out of a paged pool and into another: what is pinned, what is reserved. No bytes here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Protocol
-from uuid import uuid4
+from typing import NamedTuple, Protocol
 
-from gyre.cell.engine.base import KvLayout, KvManifest, KvPart, KvUnavailable
+from gyre.cell.engine.base import KvLayout, KvManifest, KvUnavailable, head_bytes
 from gyre.cell.engine.blocks import BlockPool, CachedBlock
-from gyre.rdma import Region, Regions
+from gyre.rdma import RegionHandle
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
+
+class KvMemory(NamedTuple):
+    """Where the KV heads [heads[0], heads[1]) of all blocks lie, block after block: `memory` is what a
+    backend registers, `file` the region of this host that it is, if it is one."""
+
+    heads: tuple[int, int]
+    memory: object
+    file: RegionHandle | None = None
 
 
 class KvStore(Protocol):
@@ -23,104 +28,127 @@ class KvStore(Protocol):
 
     def kv_layout(self, version: int) -> KvLayout: ...
 
-    def kv_parts(self) -> tuple[tuple[int, int], ...]:
-        """The heads that each of its ranks holds: all of them, each once, in order."""
+    def kv_memory(self) -> tuple[KvMemory, ...]:
+        """Of each of its ranks, while there is any. Raises KvUnavailable, RegionError."""
 
-    def read_kv(self, blocks: Sequence[int], parts: Sequence[Region]) -> None:
-        """Copies blocks, one after the other, the heads of each part into its region."""
+    def settle(self) -> None:
+        """What passes have written is there, for whoever reads the memory."""
 
-    def write_kv(self, blocks: Sequence[int], part: KvPart, source: memoryview, first: int) -> bool:
-        """Fills the part's heads of blocks from those in `source`, its region, from the block `first` on.
-        False where a number in it is not finite: such are not written."""
+    def is_finite(self, rank: int, blocks: Sequence[int]) -> bool:
+        """Whether all numbers in these blocks of a rank are."""
+
+    def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bool:
+        """Fills those of a rank's heads of the blocks that `source` has: `heads` of as many blocks. False,
+        and nothing is written, where a number there is not finite."""
+
+
+class Pinned(NamedTuple):
+    """What a manifest says of a pin."""
+
+    layout: KvLayout
+    tokens: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+
+class Reservation:
+    """Blocks for KV that is to come: `own` for what is not there yet, after the held `chain`."""
+
+    def __init__(self, manifest: KvManifest) -> None:
+        self.manifest = manifest
+        self.digests: list[bytes] = []
+        self.chain: list[CachedBlock] = []
+        self.own: list[int] = []
+
+    @property
+    def theirs(self) -> tuple[int, ...]:
+        """The blocks of the manifest that `own` ones are for."""
+        first = len(self.chain)
+        return self.manifest.blocks[first : first + len(self.own)]
 
 
 class Handover:
-    """Exports and imports, between two passes: it belongs to whoever drives the engine."""
+    """Pins and reservations, between two passes: it belongs to whoever drives the engine."""
 
-    def __init__(self, pool: BlockPool, store: KvStore, regions: Regions | None) -> None:
+    def __init__(self, pool: BlockPool, store: KvStore) -> None:
         self._pool = pool
         self._store = store
-        self._regions = regions
+        self._pins: dict[str, list[CachedBlock]] = {}
 
-    def export(self, session: str, tokens: Sequence[int], version: int) -> KvManifest:
-        """A copy of what is cached of `tokens`. Raises KvUnavailable, RegionError."""
-        regions = self._backend()
+    @property
+    def pinned(self) -> int:
+        """Blocks, one that is pinned twice counted twice."""
+        return sum(len(chain) for chain in tuple(self._pins.values()))
+
+    def pin(self, pin: str, session: str, tokens: Sequence[int], version: int) -> Pinned:
+        """Holds what is cached of `tokens`. Raises KvUnavailable."""
         size = self._pool.block_tokens
         digests: list[bytes] = []
         self._pool.extend_digests(digests, tokens, version)
         chain = self._pool.match(digests, tokens)
         if not chain:
             raise KvUnavailable(f"no KV of session {session} is here: {len(tokens)} tokens are known of it")
-        layout = self._store.kv_layout(version)
-        parts = self._read([entry.block for entry in chain], head_bytes(layout), regions)
-        held = tuple(tokens[: len(chain) * size])
-        return KvManifest(session=session, layout=layout, tokens=held, parts=parts)
+        self._store.settle()
+        self._pool.hold(chain)
+        self._pins[pin] = chain
+        return Pinned(
+            self._store.kv_layout(version),
+            tuple(tokens[: len(chain) * size]),
+            tuple(entry.block for entry in chain),
+        )
 
-    def take_over(self, manifest: KvManifest, version: int) -> int:
-        """Copies what is missing of it into free blocks and makes it findable: the tokens that are. Nobody's
-        held blocks are touched. Raises KvUnavailable, RegionError; then nothing more is findable."""
-        regions = self._backend()
+    def unpin(self, pin: str) -> None:
+        """Nothing where there is no such pin."""
+        self._pool.let_go(self._pins.pop(pin, ()), ())
+
+    def unpin_all(self) -> None:
+        for pin in tuple(self._pins):
+            self.unpin(pin)
+
+    def reserve(self, reservation: Reservation, version: int) -> None:
+        """Holds what is here of it, and takes blocks for what is missing, as many as can be had. Nobody's
+        held blocks are touched. Raises KvUnavailable."""
+        pool, manifest = self._pool, reservation.manifest
         check(manifest, self._store.kv_layout(version), self._store.vocab)
-        pool, tokens, size = self._pool, manifest.tokens, self._pool.block_tokens
-        digests: list[bytes] = []
-        pool.extend_digests(digests, tokens, version)
-        chain = pool.match(digests, tokens)
+        pool.extend_digests(reservation.digests, manifest.tokens, version)
+        chain = pool.match(reservation.digests, manifest.tokens)
         pool.hold(chain)
-        own = pool.take(min(len(digests) - len(chain), pool.available)) or []
-        try:
-            if own:
-                self._fill(manifest.parts, own, len(chain), regions)
-            while own and (entry := self._seal(chain, digests, tokens, own[0])) is not None:
-                own.pop(0)
-                chain.append(entry)
-        finally:
-            pool.let_go(chain, own)
-        if not chain:
+        reservation.chain = chain
+        missing = len(reservation.digests) - len(chain)
+        reservation.own = pool.take(min(missing, pool.available)) or []
+        if not chain and not reservation.own:
             raise KvUnavailable(
                 f"no room for KV of session {manifest.session}: all {pool.blocks} blocks are held"
             )
-        return len(chain) * size
 
-    def _read(self, blocks: Sequence[int], bytes_per_head: int, regions: Regions) -> tuple[KvPart, ...]:
-        name, heads = f"kv-{uuid4().hex}", self._store.kv_parts()
-        with ExitStack() as stack:
-            made: list[Region] = []
-            try:
-                for first, last in heads:
-                    nbytes = len(blocks) * bytes_per_head * (last - first)
-                    made.append(stack.enter_context(regions.allocate(f"{name}-{first}", nbytes)))
-                self._store.read_kv(blocks, made)
-            except BaseException:
-                for region in made:
-                    regions.free(region.handle)
-                raise
-            return tuple(
-                KvPart(heads=part, region=region.handle) for part, region in zip(heads, made, strict=True)
-            )
+    def seal(self, reservation: Reservation, version: int) -> int:
+        """The blocks have their KV: makes them findable and answers how many tokens are. Raises KvUnavailable
+        where weights have changed meanwhile."""
+        manifest = reservation.manifest
+        if manifest.layout.version != version:
+            raise KvUnavailable(f"weights changed from {manifest.layout.version} to {version} meanwhile")
+        while reservation.own and self._seal_next(reservation):
+            reservation.own.pop(0)
+        tokens = len(reservation.chain) * self._pool.block_tokens
+        self.drop(reservation)
+        return tokens
 
-    def _fill(self, parts: Sequence[KvPart], blocks: Sequence[int], first: int, regions: Regions) -> None:
-        for part in parts:
-            with regions.open(part.region) as source:
-                if not self._store.write_kv(blocks, part, source.buffer, first):
-                    # In a block that is used again later even what is masked would spoil sums.
-                    raise KvUnavailable(f"region {part.region.name} holds numbers that are not finite")
+    def drop(self, reservation: Reservation) -> None:
+        """Lets go of what it still holds."""
+        chain, own = reservation.chain, reservation.own
+        reservation.chain, reservation.own = [], []
+        self._pool.let_go(chain, own)
 
-    def _seal(
-        self, chain: Sequence[CachedBlock], digests: Sequence[bytes], tokens: Sequence[int], block: int
-    ) -> CachedBlock | None:
+    def _seal_next(self, reservation: Reservation) -> bool:
+        chain, tokens = reservation.chain, reservation.manifest.tokens
         at, size = len(chain), self._pool.block_tokens
         parent = chain[-1] if chain else None
-        return self._pool.seal(parent, digests[at], tokens[at * size : (at + 1) * size], block)
-
-    def _backend(self) -> Regions:
-        if self._regions is None:
-            raise KvUnavailable("the engine was given no regions to hand KV over in")
-        return self._regions
-
-
-def head_bytes(layout: KvLayout) -> int:
-    """Of one head of one block, all layers."""
-    return layout.layers * 2 * layout.block_tokens * layout.head_dim * _ITEM_BYTES[layout.dtype]
+        entry = self._pool.seal(
+            parent, reservation.digests[at], tokens[at * size : (at + 1) * size], reservation.own[0]
+        )
+        if entry is None:
+            return False
+        chain.append(entry)
+        return True
 
 
 def check(manifest: KvManifest, own: KvLayout, vocab: int) -> None:
@@ -129,20 +157,25 @@ def check(manifest: KvManifest, own: KvLayout, vocab: int) -> None:
         theirs, ours = getattr(manifest.layout, field), getattr(own, field)
         if theirs != ours:
             raise KvUnavailable(f"its {field} is {theirs!r}, this engine's is {ours!r}")
-    tokens = manifest.tokens
-    if not tokens or len(tokens) % own.block_tokens:
-        raise KvUnavailable(f"{len(tokens)} tokens are no full blocks of {own.block_tokens}")
+    tokens, blocks = manifest.tokens, manifest.blocks
+    if not tokens or len(tokens) != len(blocks) * own.block_tokens:
+        raise KvUnavailable(
+            f"{len(tokens)} tokens are not those of {len(blocks)} blocks of {own.block_tokens}"
+        )
     if min(tokens) < 0 or max(tokens) >= vocab:
         raise KvUnavailable(f"tokens are {min(tokens)} to {max(tokens)}: the model knows 0 to {vocab - 1}")
-    blocks = len(tokens) // own.block_tokens
+    if min(blocks) < 0:
+        raise KvUnavailable(f"a block has the number {min(blocks)}")
+    if not 0 < manifest.lease_s < float("inf"):
+        raise KvUnavailable(f"it is leased for {manifest.lease_s} s")
     covered = 0
     for part in sorted(manifest.parts, key=lambda part: part.heads):
         first, last = part.heads
         if first != covered or last <= first:
             raise KvUnavailable(f"a part has heads [{first}, {last}) where [{covered}, ...) is due")
         covered = last
-        expected = blocks * (last - first) * head_bytes(own)
-        if part.region.nbytes != expected:
-            raise KvUnavailable(f"region {part.region.name} has {part.region.nbytes} bytes, not {expected}")
+        needed = (max(blocks) + 1) * (last - first) * head_bytes(own)
+        if part.region.nbytes < needed:
+            raise KvUnavailable(f"region {part.region.name} has {part.region.nbytes} bytes, not {needed}")
     if covered != own.kv_heads:
         raise KvUnavailable(f"its parts hold {covered} KV heads, the model has {own.kv_heads}")

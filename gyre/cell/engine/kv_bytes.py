@@ -1,9 +1,9 @@
-"""Blocks of a block-major pool [blocks, layers, 2, block_tokens, kv_heads, head_dim] as bytes, and back."""
+"""What stands in blocks of a block-major pool [blocks, layers, 2, block_tokens, kv_heads, head_dim]."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 import torch
@@ -37,14 +37,13 @@ def layout_of(data: torch.Tensor, model: str, version: int, heads: int) -> KvLay
     )
 
 
-def read_blocks(data: torch.Tensor, blocks: Sequence[int], into: memoryview) -> None:
-    """Copies blocks, one after the other; on the CPU without a copy in between."""
-    index = torch.tensor(blocks, device=data.device)
-    target = _view(data, into, data.shape[4])
-    if data.device.type == "cpu":
-        torch.index_select(data, 0, index, out=target)
-    else:
-        target.copy_(data.index_select(0, index))
+def is_finite(data: torch.Tensor, blocks: Sequence[int]) -> bool:
+    """Whether all numbers of these blocks are."""
+    for first, last in _runs(blocks):
+        # What is not finite makes one of both so, and they are one pass over the numbers.
+        if not all(bool(extreme.isfinite()) for extreme in torch.aminmax(data[first:last])):
+            return False
+    return True
 
 
 def write_blocks(
@@ -53,24 +52,30 @@ def write_blocks(
     held: tuple[int, int],
     heads: tuple[int, int],
     source: memoryview,
-    first: int,
 ) -> bool:
-    """Fills blocks of `data`, which holds heads [held[0], held[1]), from those of `source`, from its block
-    `first` on, which has [heads[0], heads[1]). False, and nothing is written, where a number there is not
-    finite."""
+    """Fills blocks of `data`, which holds heads [held[0], held[1]), from `source`, which has
+    [heads[0], heads[1]) of as many. False, and nothing is written, where a number there is not finite."""
     start, stop = max(held[0], heads[0]), min(held[1], heads[1])
     if start >= stop:
         return True
-    found = _view(data, source, heads[1] - heads[0])[first : first + len(blocks)]
-    found = found[..., start - heads[0] : stop - heads[0], :].to(data.device)
-    # What is not finite makes one of both so, and they are one pass over the numbers.
+    _, layers, halves, block_tokens, _, head_dim = data.shape
+    shape = (-1, layers, halves, block_tokens, heads[1] - heads[0], head_dim)
+    found = torch.frombuffer(source, dtype=data.dtype).view(shape)
+    found = found[..., start - heads[0] : stop - heads[0], :]
     if not all(bool(extreme.isfinite()) for extreme in torch.aminmax(found)):
         return False
     target = data[..., start - held[0] : stop - held[0], :]
-    target.index_copy_(0, torch.tensor(blocks, device=data.device), found)
+    target.index_copy_(0, torch.tensor(blocks), found)
     return True
 
 
-def _view(data: torch.Tensor, buffer: memoryview, heads: int) -> torch.Tensor:
-    _, layers, halves, block_tokens, _, head_dim = data.shape
-    return torch.frombuffer(buffer, dtype=data.dtype).view(-1, layers, halves, block_tokens, heads, head_dim)
+def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """[first, last) of those that follow one another."""
+    first = last = blocks[0] if blocks else 0
+    for block in blocks:
+        if block != last:
+            yield first, last
+            first = block
+        last = block + 1
+    if last > first:
+        yield first, last

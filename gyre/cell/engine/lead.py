@@ -7,21 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import structlog
+import torch
 
-from gyre.cell.engine.base import EngineFault, KvLayout, KvPart, KvUnavailable, Weights
+from gyre.cell.engine import kv_bytes
+from gyre.cell.engine.base import EngineFault, KvLayout, KvUnavailable, Weights
+from gyre.cell.engine.handover import KvMemory
 from gyre.cell.engine.orders import (
     BadOrder,
     Done,
     Leave,
     Order,
     PassWriter,
-    ReadKv,
     ReleaseKv,
     TakeKv,
     TakeWeights,
-    WriteKv,
     pack,
     unpack_answer,
 )
@@ -30,9 +32,19 @@ from gyre.cell.engine.scheduler import Span
 from gyre.cell.engine.share import Share
 from gyre.cell.engine.team import Team
 from gyre.cell.weights import RegionWeights
-from gyre.rdma import Region
+from gyre.rdma import RegionHandle, SharedMemory
+from gyre.rdma.shm import Attached
 
 log = structlog.get_logger()
+
+
+class _Pool(NamedTuple):
+    """Another rank's part of the pool, mapped here."""
+
+    heads: tuple[int, int]
+    data: torch.Tensor
+    mapped: Attached
+    file: RegionHandle
 
 
 class RankFailed(RuntimeError):
@@ -48,10 +60,19 @@ class Lead:
     device thread. Once a follower is gone while there are weights, or a pass failed, it is `lost`, for good:
     `on_lost` is called on some thread, what is asked raises EngineFault, and only memory is freed."""
 
-    def __init__(self, runner: Runner, ranks: int, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        ranks: int,
+        on_lost: Callable[[], None],
+        shared: SharedMemory | None = None,
+    ) -> None:
+        """`shared`: where the ranks' parts of the pool lie, if others are to read them."""
         self._runner = runner
         self._ranks = ranks
         self._on_lost = on_lost
+        self._shared = shared
+        self._pools: list[_Pool] = []
         self._team: Team | None = None
         self._others: list[_Other] = []
         self._passes = PassWriter(runner.block_tokens)
@@ -113,9 +134,22 @@ class Lead:
         )
 
     def take_kv(self) -> None:
-        self._together(TakeKv(), self._runner.take_kv)
+        answers = self._together(TakeKv(), self._runner.take_kv)
+        shares = [Share(rank, self._ranks) for rank in range(1, self._ranks)]
+        for share, answer in zip(shares, answers, strict=True):
+            if self._shared is not None and answer.pool is not None:
+                mapped = self._shared.attach(answer.pool, writable=True)
+                shape = self._runner.kv.data.shape
+                data = torch.frombuffer(mapped.view(), dtype=self._runner.kv.data.dtype).view(shape)
+                self._pools.append(_Pool(self._runner.heads_of(share), data, mapped, answer.pool))
 
     def release_kv(self) -> None:
+        mapped = [pool.mapped for pool in self._pools]
+        self._pools = []
+        for pool in mapped:
+            # Else it ends with the last view of it.
+            with contextlib.suppress(BufferError):
+                pool.close()
         self._free(ReleaseKv(), self._runner.release_kv)
 
     def release_weights(self) -> None:
@@ -125,33 +159,26 @@ class Lead:
     def kv_layout(self, version: int) -> KvLayout:
         return self._runner.kv_layout(version)
 
-    def kv_parts(self) -> tuple[tuple[int, int], ...]:
-        """Each head once: ranks may have the same one."""
-        return tuple(
-            dict.fromkeys(self._runner.heads_of(Share(rank, self._ranks)) for rank in range(self._ranks))
-        )
+    def kv_memory(self) -> tuple[KvMemory, ...]:
+        if len(self._pools) != self._ranks - 1:
+            raise KvUnavailable("KV of several GPUs is not handed over")
+        others = [KvMemory(pool.heads, pool.mapped.view(), pool.file) for pool in self._pools]
+        return (*self._runner.kv_memory(), *others)
 
-    def read_kv(self, blocks: Sequence[int], parts: Sequence[Region]) -> None:
-        ranks = self._ranks // len(parts)
-        orders = [ReadKv(blocks=tuple(blocks), region=part.handle) for part in parts[1:]]
-        told = dict(zip(range(ranks, self._ranks, ranks), orders, strict=True))
-        try:
-            self._each(told, partial(self._runner.read_kv, blocks, parts[:1]))
-        except RankFailed as error:
-            raise KvUnavailable(str(error)) from error
+    def settle(self) -> None:
+        """Of a pass that is over here the others have written what it adds up."""
+        self._runner.settle()
 
-    def write_kv(self, blocks: Sequence[int], part: KvPart, source: memoryview, first: int) -> bool:
-        finite = True
+    def is_finite(self, rank: int, blocks: Sequence[int]) -> bool:
+        if rank == 0:
+            return self._runner.is_finite(rank, blocks)
+        return kv_bytes.is_finite(self._pools[rank - 1].data, blocks)
 
-        def own() -> None:
-            nonlocal finite
-            finite = self._runner.write_kv(blocks, part, source, first)
-
-        try:
-            answers = self._together(WriteKv(blocks=tuple(blocks), part=part, first=first), own)
-        except RankFailed as error:
-            raise KvUnavailable(str(error)) from error
-        return finite and all(answer.finite for answer in answers)
+    def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bool:
+        if rank == 0:
+            return self._runner.write_kv(rank, blocks, heads, source)
+        pool = self._pools[rank - 1]
+        return kv_bytes.write_blocks(pool.data, blocks, pool.heads, heads, source)
 
     # --- all ranks ------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ import msgspec
 
 from gyre.cell.config import RolloutConfig
 from gyre.cell.engine.base import Engine, Weights
-from gyre.rdma import RegionHandle, Regions
+from gyre.cell.engine.kv_moves import KvHome, PoolFile
+from gyre.rdma import Backend, RegionHandle, SharedMemory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,12 +38,13 @@ class EngineSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_engine(
-    setup: EngineSetup, model: PreTrainedModel, device_thread: ThreadPoolExecutor, regions: Regions
+    setup: EngineSetup, model: PreTrainedModel, device_thread: ThreadPoolExecutor, backend: Backend | None
 ) -> Engine:
-    """Asleep. `model` and `device_thread` are the rank's own, for an engine that runs in its process."""
+    """Asleep. KV is handed over by `backend`. `model` and `device_thread` are the rank's own, for an engine
+    that runs in its process."""
     if setup.rollout.engine == "sglang":
         return _sglang(setup, model.config.vocab_size)
-    return _native(setup, model, device_thread, regions)
+    return _native(setup, model, device_thread, backend)
 
 
 def _sglang(setup: EngineSetup, vocab: int) -> Engine:
@@ -79,7 +81,7 @@ def _sglang(setup: EngineSetup, vocab: int) -> Engine:
 
 
 def _native(
-    setup: EngineSetup, model: PreTrainedModel, device_thread: ThreadPoolExecutor, regions: Regions
+    setup: EngineSetup, model: PreTrainedModel, device_thread: ThreadPoolExecutor, backend: Backend | None
 ) -> Engine:
     # Here, because it imports torch and transformers.
     from gyre.cell.engine.native import NativeEngine
@@ -96,7 +98,7 @@ def _native(
         batch_invariant=rollout.batch_invariant,
         ranks=setup.ranks,
         device_thread=device_thread,
-        regions=regions,
+        kv_home=None if backend is None else KvHome(backend, *_pool_file(setup)),
     )
 
 
@@ -104,7 +106,6 @@ def make_follower(
     setup: EngineSetup,
     model: PreTrainedModel,
     device_thread: ThreadPoolExecutor,
-    regions: Regions,
     weights: Callable[[int, RegionHandle], Weights],
 ) -> Follower:
     """What `setup.rank` does for the native engine that rank 0 leads. `weights` finds those of a version in a
@@ -121,5 +122,10 @@ def make_follower(
         min(setup.window_tokens, rollout.kv_tokens),
         rollout.batch_invariant,
         Share(setup.rank, setup.ranks),
+        _pool_file(setup),
     )
-    return Follower(runner, device_thread, regions, weights)
+    return Follower(runner, device_thread, weights)
+
+
+def _pool_file(setup: EngineSetup) -> PoolFile:
+    return PoolFile(SharedMemory(setup.scratch), f"kv-{setup.cell}-{setup.rank}")

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from gyre.cell.engine.base import EngineFault
 from gyre.cell.engine.driven import DrivenEngine
+from gyre.cell.engine.kv_moves import KvHome
 from gyre.cell.engine.lead import Lead
 from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.share import Share
 from gyre.cell.engine.team import Team
-from gyre.rdma import Regions
 
 R = TypeVar("R")
 
@@ -45,7 +45,7 @@ class NativeEngine(DrivenEngine):
         batch_invariant: bool = False,
         ranks: int = 1,
         device_thread: ThreadPoolExecutor | None = None,
-        regions: Regions | None = None,
+        kv_home: KvHome | None = None,
     ) -> None:
         runner = Runner(
             model,
@@ -54,8 +54,9 @@ class NativeEngine(DrivenEngine):
             min(window_tokens, kv_tokens),
             batch_invariant,
             Share(0, ranks),
+            kv_home and kv_home.file,
         )
-        self._lead = Lead(runner, ranks, self._fail) if ranks > 1 else None
+        self._lead = Lead(runner, ranks, self._fail, kv_home and kv_home.shared) if ranks > 1 else None
         self._thread_lane = ThreadLane(device_thread)
         super().__init__(
             self._lead or runner,
@@ -68,7 +69,7 @@ class NativeEngine(DrivenEngine):
             chunk_interval_s=chunk_interval_s,
             eos_token_ids=eos_token_ids,
             step_tokens=step_tokens or _STEP_TOKENS.get(model.device.type, 512),
-            regions=regions,
+            kv_home=kv_home,
         )
 
     def join(self, team: Team) -> None:

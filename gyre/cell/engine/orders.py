@@ -10,7 +10,6 @@ from typing import Protocol
 
 import msgspec
 
-from gyre.cell.engine.base import KvPart
 from gyre.cell.engine.paged import Piece
 from gyre.rdma import RegionHandle
 
@@ -33,34 +32,19 @@ class ReleaseKv(msgspec.Struct, frozen=True, tag=True):
     """Free it."""
 
 
-class ReadKv(msgspec.Struct, frozen=True, tag=True):
-    """Copy this rank's heads of the blocks into its region."""
-
-    blocks: tuple[int, ...]
-    region: RegionHandle
-
-
-class WriteKv(msgspec.Struct, frozen=True, tag=True):
-    """Fill this rank's heads of the blocks from those in `part`, from its block `first` on."""
-
-    blocks: tuple[int, ...]
-    part: KvPart
-    first: int
-
-
 class Leave(msgspec.Struct, frozen=True, tag=True):
     """Free the weights; nothing more is computed together."""
 
 
-Order = TakeWeights | TakeKv | ReleaseKv | ReadKv | WriteKv | Leave
+Order = TakeWeights | TakeKv | ReleaseKv | Leave
 
 
 class Done(msgspec.Struct, frozen=True):
-    """An order is carried out, or why it could not be. `finite` is false where numbers to write are not. With
-    `leaving` it answers nothing: the rank ends in order."""
+    """An order is carried out, or why it could not be. `pool`: the region that this rank's part of the pool
+    is. With `leaving` it answers nothing: the rank ends in order."""
 
     error: str | None = None
-    finite: bool = True
+    pool: RegionHandle | None = None
     leaving: bool = False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -9,7 +10,9 @@ from typing import Protocol, TypeVar
 import torch
 import torch.nn.functional as F
 
+from gyre.cell.engine.kv_moves import PoolFile
 from gyre.cell.engine.linear import widens
+from gyre.rdma import RegionHandle
 
 
 class Piece(Protocol):
@@ -53,17 +56,39 @@ class PagedKv:
         block_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
+        file: PoolFile | None = None,
     ) -> None:
+        """Where KV is to be read by others of this host it lies in `file`. Raises RegionError."""
         self.layers = layers
         self.block_tokens = block_tokens
         self.padding_block = blocks
         # Zeros, not empty: what is masked is multiplied by 0, and 0 * NaN is NaN.
-        self.data = torch.zeros(
-            (blocks + 1, layers, 2, block_tokens, heads, head_dim), dtype=dtype, device=device
-        )
+        shape = (blocks + 1, layers, 2, block_tokens, heads, head_dim)
+        self._file: tuple[PoolFile, RegionHandle] | None = None
+        if file is None:
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
+        else:
+            nbytes = math.prod(shape) * dtype.itemsize
+            # One that a rank has left which died: whoever has it mapped keeps it.
+            file.shared.free(RegionHandle(backend="shm", name=file.name, nbytes=nbytes))
+            region = file.shared.allocate(file.name, nbytes)
+            # The mapping ends with the last tensor over it.
+            self.data = torch.frombuffer(region.buffer, dtype=dtype).view(shape)
+            self._file = file, region.handle
         self.rows = self.data.view(-1, heads, head_dim)
         self.extents = self.data.view(-1, block_tokens * heads * head_dim)
         self.compute_dtype = torch.float32 if widens(dtype, device) else dtype
+
+    @property
+    def file(self) -> RegionHandle | None:
+        """The region it lies in."""
+        return self._file[1] if self._file is not None else None
+
+    def close(self) -> None:
+        """Nobody finds it any more."""
+        if self._file is not None:
+            file, handle = self._file
+            file.shared.free(handle)
 
     def row_indices(self, slots: torch.Tensor) -> torch.Tensor:
         """Rows of `rows` for slots (block * block_tokens + offset) [n]: [layers, 2, n]."""

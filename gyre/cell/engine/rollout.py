@@ -9,12 +9,11 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from gyre.cell.engine.base import Chunk, EngineAsleep, EngineFault, EngineMetrics, KvManifest, Weights
-from gyre.cell.engine.handover import Handover, KvStore
+from gyre.cell.engine.base import Chunk, EngineAsleep, EngineFault, EngineMetrics, Weights
+from gyre.cell.engine.handover import Handover, KvMemory, KvStore, Pinned, Reservation
 from gyre.cell.engine.scheduler import Scheduler, Span
 from gyre.cell.engine.sequence import Sequence
 from gyre.cell.engine.sessions import LastCalls
-from gyre.rdma import Regions
 
 log = structlog.get_logger()
 
@@ -48,7 +47,6 @@ class Rollout(Generic[Outlet]):
         runner: Runner,
         scheduler: Scheduler,
         chunk_interval_s: float,
-        regions: Regions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.version: int | None = None
@@ -62,13 +60,17 @@ class Rollout(Generic[Outlet]):
         self._prefilled_tokens = 0
         self._busy_s = 0.0
         self._clock = clock
-        self._handover = Handover(scheduler.pool, runner, regions)
+        self._handover = Handover(scheduler.pool, runner)
+        # By pins and reservations; until one ends.
+        self._crowded_out = False
+        self._imported_tokens = 0
+        self._refused_imports = 0
         pool = scheduler.pool
         self._last_calls = LastCalls(_SHARED * pool.blocks * pool.block_tokens)
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work and not self.paused
+        return self._scheduler.has_work and not self.paused and not self._crowded_out
 
     def planned(self) -> tuple[int, int]:
         """Calls that decode, and prompt tokens that wait to be computed."""
@@ -87,6 +89,9 @@ class Rollout(Generic[Outlet]):
             preemptions=self._scheduler.preemptions,
             kv_blocks_used=pool.used,
             kv_blocks_total=pool.blocks,
+            kv_blocks_pinned=self._handover.pinned,
+            kv_tokens_imported=self._imported_tokens,
+            kv_imports_refused=self._refused_imports,
             busy_s=self._busy_s,
         )
 
@@ -100,6 +105,7 @@ class Rollout(Generic[Outlet]):
         else:
             self._live[call] = (sequence, outlet)
             self._scheduler.add(sequence)
+            self._crowded_out = False
             # A call resumed after its last token was sampled has nothing left to do.
             sequence.check_finished()
             if sequence.finish_reason is not None:
@@ -135,6 +141,9 @@ class Rollout(Generic[Outlet]):
         assert self.version is not None
         started_s = self._clock()
         spans = self._scheduler.plan()
+        self._crowded_out = not spans
+        if not spans:
+            return
         drawn = self._runner.run(spans)
         self._scheduler.advance(spans)
         now_s = self._clock()
@@ -176,22 +185,46 @@ class Rollout(Generic[Outlet]):
     def resume(self) -> None:
         self.paused = False
 
-    def export_kv(self, session: str) -> KvManifest:
+    def kv_memory(self) -> tuple[KvMemory, ...]:
+        """Of the pool, of all ranks; none asleep."""
+        return self._runner.kv_memory() if self.version is not None else ()
+
+    def pin(self, pin: str, session: str) -> Pinned:
         """Of the newest live call of the session, else of the last that ended."""
         if self.version is None:
             raise EngineAsleep("the engine is asleep: its KV is gone")
         live = [sequence for sequence, _ in self._live.values() if sequence.request.session == session]
         tokens = live[-1].tokens if live else self._last_calls.tokens(session)
-        return self._handover.export(session, tokens, self.version)
+        return self._handover.pin(pin, session, tokens, self.version)
 
-    def import_kv(self, manifest: KvManifest) -> int:
+    def unpin(self, pin: str) -> None:
+        self._handover.unpin(pin)
+        self._crowded_out = False
+
+    def reserve(self, reservation: Reservation) -> None:
         if self.version is None:
             raise EngineAsleep("the engine is asleep: it has no room for KV")
-        return self._handover.take_over(manifest, self.version)
+        self._handover.reserve(reservation, self.version)
+
+    def seal(self, reservation: Reservation) -> int:
+        """What was reserved has its KV."""
+        if self.version is None:
+            raise EngineAsleep("the engine fell asleep meanwhile")
+        tokens = self._handover.seal(reservation, self.version)
+        self._imported_tokens += tokens
+        self._crowded_out = False
+        return tokens
+
+    def refuse(self, reservation: Reservation) -> None:
+        """It does not come."""
+        self._handover.drop(reservation)
+        self._refused_imports += 1
+        self._crowded_out = False
 
     def end(self) -> None:
         """Ends all calls and the pool; the weights stay."""
         self.abort_all()
+        self._handover.unpin_all()
         self._scheduler.pool.forget()
         self._last_calls.forget()
         self._runner.release_kv()
@@ -200,6 +233,7 @@ class Rollout(Generic[Outlet]):
 
     def _admit(self, version: int) -> None:
         self._scheduler.restart(version)
+        self._crowded_out = False
         self._last_calls.forget()
         self.version = version
 
@@ -226,6 +260,7 @@ class Rollout(Generic[Outlet]):
         self.outbox.append((outlet, answer))
 
     def _forget(self, sequence: Sequence) -> Outlet:
+        self._crowded_out = False
         _, outlet = self._live.pop(sequence.request.call)
         self._scheduler.remove(sequence)
         self._last_calls.note(sequence.request.session, sequence.tokens)

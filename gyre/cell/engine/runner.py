@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from gyre.cell.engine import kv_bytes, memory, sampling
-from gyre.cell.engine.base import KvLayout, KvPart, Weights
+from gyre.cell.engine.base import KvLayout, Weights
 from gyre.cell.engine.decoder import Attend, Decoder
 from gyre.cell.engine.flash import FlashAttention
 from gyre.cell.engine.graphs import DecodeGraphs
+from gyre.cell.engine.handover import KvMemory
 from gyre.cell.engine.invariant import (
     InvariantAttention,
     InvariantLinear,
@@ -20,12 +21,12 @@ from gyre.cell.engine.invariant import (
     check_invariant,
     steady_silu,
 )
+from gyre.cell.engine.kv_moves import PoolFile
 from gyre.cell.engine.linear import pick_linear
 from gyre.cell.engine.paged import PagedAttention, PagedKv, PagedPass, Piece, in_order
 from gyre.cell.engine.scheduler import Span
 from gyre.cell.engine.share import ALONE, Share
 from gyre.cell.engine.sums import Sum
-from gyre.rdma import Region
 
 
 class Runner:
@@ -41,6 +42,7 @@ class Runner:
         window_tokens: int,
         batch_invariant: bool = False,
         share: Share = ALONE,
+        file: PoolFile | None = None,
     ) -> None:
         self._share = share
         self._whole_config = model.config
@@ -63,6 +65,7 @@ class Runner:
         self._blocks = blocks
         self._block_tokens = block_tokens
         self._kv: PagedKv | None = None
+        self._file = file if device.type == "cpu" else None
         self._graphs: DecodeGraphs | None = None
         self._model_key = kv_bytes.model_key(model.config)
         if memory_of_share:
@@ -104,12 +107,15 @@ class Runner:
                 self._block_tokens,
                 self._model.dtype,
                 self._model.device,
+                self._file,
             )
             if self._steady is None and self._model.device.type == "cuda":
                 self._graphs = DecodeGraphs(decoder, self._kv)
 
     def release_kv(self) -> None:
         self._graphs = None
+        if self._kv is not None:
+            self._kv.close()
         self._kv = None
 
     def release_weights(self) -> None:
@@ -117,24 +123,32 @@ class Runner:
         memory.release_parameters(self._model)
 
     def kv_layout(self, version: int) -> KvLayout:
-        assert self._kv is not None
         _, heads = self.heads_of(ALONE)
-        return kv_bytes.layout_of(self._kv.data, self._model_key, version, heads)
+        return kv_bytes.layout_of(self.kv.data, self._model_key, version, heads)
 
-    def kv_parts(self) -> tuple[tuple[int, int], ...]:
-        return (self.heads_of(self._share),)
-
-    def read_kv(self, blocks: Sequence[int], parts: Sequence[Region]) -> None:
+    @property
+    def kv(self) -> PagedKv:
+        """While it is there."""
         assert self._kv is not None
-        (part,) = parts
-        kv_bytes.read_blocks(self._kv.data, blocks, part.buffer)
+        return self._kv
 
-    def write_kv(self, blocks: Sequence[int], part: KvPart, source: memoryview, first: int) -> bool:
+    def kv_memory(self) -> tuple[KvMemory, ...]:
+        kv = self.kv
+        memory: object = kv.data
+        if kv.data.device.type == "cpu":
+            memory = kv.data.view(torch.uint8).numpy()
+        return (KvMemory(self.heads_of(self._share), memory, kv.file),)
+
+    def settle(self) -> None:
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+
+    def is_finite(self, rank: int, blocks: Sequence[int]) -> bool:
+        return kv_bytes.is_finite(self.kv.data, blocks)
+
+    def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bool:
         """Those of its heads that this rank holds."""
-        assert self._kv is not None
-        return kv_bytes.write_blocks(
-            self._kv.data, blocks, self.heads_of(self._share), part.heads, source, first
-        )
+        return kv_bytes.write_blocks(self.kv.data, blocks, self.heads_of(self._share), heads, source)
 
     def heads_of(self, share: Share) -> tuple[int, int]:
         """The KV heads of a rank."""

@@ -37,7 +37,8 @@ class Span:
 class Scheduler:
     """Continuous batching. Every running sequence gets its decode token in each pass; prompts share the rest
     of `step_tokens`, long ones in several passes. Without a free block the sequence admitted last waits
-    again, its KV dropped; the first one always goes on, so all finish."""
+    again, its KV dropped; the first one always goes on, so all finish: what is pinned or reserved
+    beside it is so for a while only."""
 
     def __init__(self, pool: BlockPool, max_batch: int, step_tokens: int) -> None:
         self.pool = pool
@@ -65,7 +66,7 @@ class Scheduler:
         self._drop(sequence)
 
     def plan(self) -> list[Span]:
-        """The next pass: not empty while there is work."""
+        """The next pass. Empty while there is work only where the rest of the pool is pinned or reserved."""
         spans: list[Span] = []
         budget = self._step_tokens
         waiting = len(self.waiting)
@@ -112,11 +113,11 @@ class Scheduler:
                 continue
             spare = len(self.running)
             blocks = self._blocks_for(len(sequence.tokens)) - len(sequence.table)
-            if spare and blocks + spare > self.pool.available:
+            crowded = spare > 0 and blocks + spare > self.pool.available
+            if crowded or not self._reserve(sequence, len(sequence.tokens)):
                 self._drop(sequence)
                 later.append(sequence)
                 break
-            self._reserve(sequence, len(sequence.tokens))
             self.running.append(sequence)
             if sequence.cached_tokens is None:
                 sequence.cached_tokens = sequence.computed

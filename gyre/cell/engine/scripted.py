@@ -7,6 +7,7 @@ It lives on the event loop and its clock, also a virtual one.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -22,12 +23,13 @@ from gyre.cell.engine.base import (
     EngineMetrics,
     GenerateRequest,
     KvLayout,
-    KvPart,
     Weights,
 )
 from gyre.cell.engine.driven import DrivenEngine
+from gyre.cell.engine.handover import KvMemory
+from gyre.cell.engine.kv_moves import KvHome, PoolFile
 from gyre.cell.engine.scheduler import Span
-from gyre.rdma import Region, Regions
+from gyre.rdma import RegionHandle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,9 +91,11 @@ class ScriptedEngine(DrivenEngine):
         pass_s: PassTime = at_once,
         load_s: float = 0.0,
         open_weights: bool = True,
-        regions: Regions | None = None,
+        kv_home: KvHome | None = None,
     ) -> None:
-        self._script = _Script(sample, vocab, kv_tokens // block_tokens, block_tokens)
+        self._script = _Script(
+            sample, vocab, kv_tokens // block_tokens, block_tokens, kv_home and kv_home.file
+        )
         self._loop_lane = LoopLane(lambda: pass_s(*self._rollout.planned()))
         super().__init__(
             self._script,
@@ -104,7 +108,7 @@ class ScriptedEngine(DrivenEngine):
             chunk_interval_s=chunk_interval_s,
             eos_token_ids=eos_token_ids,
             step_tokens=step_tokens,
-            regions=regions,
+            kv_home=kv_home,
         )
         self._load_s = load_s
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="weights") if open_weights else None
@@ -192,13 +196,17 @@ class _Script:
     """Runs passes of a script. The KV of a token is the token and its place, so that a block that holds
     anything else is noticed: keys are tokens, values positions, in the second head with all bits turned."""
 
-    def __init__(self, sample: Sample, vocab: int, blocks: int, block_tokens: int) -> None:
+    def __init__(
+        self, sample: Sample, vocab: int, blocks: int, block_tokens: int, file: PoolFile | None
+    ) -> None:
         self.vocab = vocab
         self.lost: str | None = None
         self._sample = sample
         self._version = 0
         self._block_tokens = block_tokens
         self._shape = (blocks, 1, 2, block_tokens, 2, 1)
+        self._file = file
+        self._handle: RegionHandle | None = None
         self._kv: NDArray[np.int32] = np.zeros((0, *self._shape[1:]), np.int32)
 
     def run(self, spans: list[Span]) -> list[tuple[Span, int, float]]:
@@ -217,10 +225,20 @@ class _Script:
         """There are none."""
 
     def take_kv(self) -> None:
-        self._kv = np.zeros(self._shape, np.int32)
+        if self._file is None:
+            self._kv = np.zeros(self._shape, np.int32)
+        elif self._handle is None:
+            shared, name = self._file
+            shared.free(RegionHandle(backend="shm", name=name, nbytes=0))
+            region = shared.allocate(name, 4 * math.prod(self._shape))
+            self._kv = np.frombuffer(region.buffer, np.int32).reshape(self._shape)
+            self._handle = region.handle
 
     def release_kv(self) -> None:
         self._kv = self._kv[:0].copy()
+        if self._file is not None and self._handle is not None:
+            self._file.shared.free(self._handle)
+            self._handle = None
 
     def kv_layout(self, version: int) -> KvLayout:
         return KvLayout(
@@ -234,18 +252,19 @@ class _Script:
             head_dim=1,
         )
 
-    def kv_parts(self) -> tuple[tuple[int, int], ...]:
-        return ((0, 2),)
+    def kv_memory(self) -> tuple[KvMemory, ...]:
+        return (KvMemory((0, 2), self._kv, self._handle),)
 
-    def read_kv(self, blocks: Sequence[int], parts: Sequence[Region]) -> None:
-        (part,) = parts
-        part.buffer[:] = self._kv[list(blocks)].tobytes()
+    def settle(self) -> None:
+        """A pass is over when it is over."""
 
-    def write_kv(self, blocks: Sequence[int], part: KvPart, source: memoryview, first: int) -> bool:
-        heads = part.heads
+    def is_finite(self, rank: int, blocks: Sequence[int]) -> bool:
+        """Integers are."""
+        return True
+
+    def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bool:
         shape = (-1, *self._shape[1:4], heads[1] - heads[0], 1)
-        found = np.frombuffer(source, np.int32).reshape(shape)[first : first + len(blocks)]
-        self._kv[list(blocks), :, :, :, heads[0] : heads[1]] = found
+        self._kv[list(blocks), :, :, :, heads[0] : heads[1]] = np.frombuffer(source, np.int32).reshape(shape)
         return True
 
     def _write(self, span: Span) -> None:

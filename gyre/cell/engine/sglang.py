@@ -12,6 +12,7 @@ import structlog
 
 from gyre.cell.config import SglangConfig
 from gyre.cell.engine.base import (
+    KV_LEASE_S,
     Chunk,
     EngineAsleep,
     EngineFault,
@@ -158,9 +159,12 @@ class SglangEngine:
                         await self._fall_asleep()
                 raise
 
-    async def export_kv(self, session: str) -> KvManifest:
+    async def export_kv(self, session: str, lease_s: float = KV_LEASE_S) -> KvManifest:
         self._check_awake("export KV")
         raise KvUnavailable(STOCK_KV)
+
+    async def release_kv(self, pin: str) -> bool:
+        return False
 
     async def import_kv(self, manifest: KvManifest) -> int:
         self._check_awake("import KV")

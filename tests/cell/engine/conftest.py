@@ -16,11 +16,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from gyre.cell.engine import Engine, GenerateRequest, Weights
+from gyre.cell.engine.kv_moves import KvHome
 from gyre.cell.engine.native import NativeEngine
 from gyre.cell.engine.scripted import NoWeights, ScriptedEngine
 from gyre.cell.engine.team import Team
 from gyre.cell.weights import Layout, RegionWeights, fill, shapes
-from gyre.rdma import SharedMemory
+from gyre.rdma import BackendName, SharedMemory, make_backend
 from tests.cell.engine import toy
 from tests.cell.engine.calls import VOCAB
 from tests.cell.engine.followers import Followers
@@ -38,6 +39,9 @@ class Case(Protocol):
     tolerance: float
     block_tokens: int
     regions: SharedMemory
+
+    async def start(self) -> None:
+        """Before the first engine."""
 
     def engine(self, **options: Any) -> Engine:
         """Asleep. Options as those of NativeEngine."""
@@ -104,6 +108,20 @@ class ModelWeights:
         yield {name: parameter.detach() for name, parameter in self._model.named_parameters()}
 
 
+class Homes:
+    """Where the KV of engines lies that hand it over to each other."""
+
+    def __init__(self, regions: SharedMemory) -> None:
+        self.regions = regions
+        name: BackendName = "shm" if DEVICE.type == "cpu" else "cuda_ipc"
+        self.backend = make_backend(name, where="127.0.0.1", token=b"secret", shared=regions)
+        self._count = 0
+
+    def new(self) -> KvHome:
+        self._count += 1
+        return KvHome(self.backend, self.regions, f"kv-{id(self)}-{self._count}")
+
+
 NATIVE_OPTIONS: dict[str, Any] = {
     "window_tokens": 256,
     "kv_tokens": 4096,
@@ -125,15 +143,19 @@ class NativeCase:
     def __init__(self, kind: str, shm: Path) -> None:
         self._kind = kind
         self.regions = SharedMemory(shm)
+        self.homes = Homes(self.regions)
         self.engines: list[NativeEngine] = []
         self.models: list[PreTrainedModel] = []
+
+    async def start(self) -> None:
+        await self.homes.backend.start()
 
     def reference(self, seed: int = 0) -> PreTrainedModel:
         return reference_model(self._kind, seed)
 
     def engine(self, **options: Any) -> NativeEngine:
         model = tiny_model(self._kind, 12345).to(DEVICE)
-        engine = self.makes(model, **({**NATIVE_OPTIONS, "regions": self.regions} | options))
+        engine = self.makes(model, **({**NATIVE_OPTIONS, "kv_home": self.homes.new()} | options))
         self.engines.append(engine)
         self.models.append(model)
         return engine
@@ -167,6 +189,7 @@ class NativeCase:
     async def close(self) -> None:
         for engine in self.engines:
             await engine.close()
+        await self.homes.backend.close()
 
 
 class WrittenWeights(RegionWeights):
@@ -263,15 +286,19 @@ class ScriptedCase:
 
     def __init__(self, shm: Path) -> None:
         self.regions = SharedMemory(shm)
+        self.homes = Homes(self.regions)
         self._engines: list[ScriptedEngine] = []
         self._seeds: dict[int, int] = {}
+
+    async def start(self) -> None:
+        await self.homes.backend.start()
 
     def engine(self, **options: Any) -> ScriptedEngine:
         defaults: dict[str, Any] = {
             "window_tokens": 256,
             "kv_tokens": 4096,
             "block_tokens": 8,
-            "regions": self.regions,
+            "kv_home": self.homes.new(),
         }
         engine = ScriptedEngine(self._sample, vocab=VOCAB, **(defaults | options))
         self._engines.append(engine)
@@ -300,6 +327,7 @@ class ScriptedCase:
     async def close(self) -> None:
         for engine in self._engines:
             await engine.close()
+        await self.homes.backend.close()
 
     def _sample(self, request: GenerateRequest, tokens: Sequence[int], version: int) -> tuple[int, float]:
         return toy.sample(request, tokens, self._seeds[version])
@@ -341,6 +369,7 @@ async def case(request: pytest.FixtureRequest, shm: Path) -> AsyncIterator[Case]
     else:
         made = CASES[request.param](shm)
     skip_what_it_lacks(made, request)
+    await made.start()
     yield made
     await made.close()
 
@@ -356,6 +385,7 @@ def skip_what_it_lacks(case: Case, request: pytest.FixtureRequest) -> None:
 async def native(shm: Path) -> AsyncIterator[NativeCase]:
     """For what only the native engine promises."""
     made = NativeCase("llama", shm)
+    await made.start()
     yield made
     await made.close()
 
@@ -364,5 +394,6 @@ async def native(shm: Path) -> AsyncIterator[NativeCase]:
 async def scripted(shm: Path) -> AsyncIterator[ScriptedCase]:
     """For what only the scripted engine promises."""
     made = ScriptedCase(shm)
+    await made.start()
     yield made
     await made.close()

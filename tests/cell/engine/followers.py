@@ -20,6 +20,7 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from gyre.cell.engine.follower import Follower
+from gyre.cell.engine.kv_moves import PoolFile
 from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.share import Share
 from gyre.cell.engine.team import Team, meet
@@ -141,8 +142,9 @@ class _Rank:
             min(order["window_tokens"], kv_tokens),
             order["batch_invariant"],
             Share(rank, order["ranks"]),
+            PoolFile(self._shared, f"kv-{order['name']}-{rank}"),
         )
-        self._follower = Follower(runner, self._thread, self._shared, self._weights)
+        self._follower = Follower(runner, self._thread, self._weights)
 
     def meet(self, store: TCPStore, order: dict[str, Any]) -> Any:
         return self._thread.submit(self._meet, PrefixStore(order["prefix"], store), order)

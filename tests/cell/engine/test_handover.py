@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.cell.engine import Chunk, KvUnavailable, SamplingParams
+from gyre.cell.engine.kv_moves import KvHome
 from gyre.cell.engine.scripted import NoWeights, ScriptedEngine
 from gyre.rdma import SharedMemory
+from gyre.rdma.shm_backend import ShmBackend
 from tests.cell.engine import toy
 from tests.cell.engine.calls import VOCAB, generate, prompt
-from tests.cell.engine.virtual import VirtualLoop
 
-PASS_S = 0.01
+PASS_S = 0.0005
 SESSIONS = "ab"
 
 _engines = st.integers(0, 1)
@@ -40,7 +41,7 @@ class Traffic:
     """Calls at two engines, and what goes between them."""
 
     def __init__(self, regions: SharedMemory) -> None:
-        self.regions = regions
+        self.backend = backend = ShmBackend(regions)
         self.engines = [
             ScriptedEngine(
                 toy.sample,
@@ -51,9 +52,9 @@ class Traffic:
                 step_tokens=24,
                 pass_s=lambda decoding, prompt_tokens: PASS_S,
                 open_weights=False,
-                regions=regions,
+                kv_home=KvHome(backend, regions, f"kv-{number}"),
             )
-            for _ in range(2)
+            for number in range(2)
         ]
         self.calls: list[tuple[tuple[int, ...], int, asyncio.Task[Chunk]]] = []
 
@@ -72,12 +73,12 @@ class Traffic:
             try:
                 assert await self.engines[1 - source].import_kv(manifest) <= len(manifest.tokens)
             finally:
-                for part in manifest.parts:
-                    self.regions.free(part.region)
+                assert await self.engines[source].release_kv(manifest.pin)
             if tokens and len(manifest.tokens) < 95:
                 self.begin(1 - source, session, (*manifest.tokens, 0), tokens)
 
     async def run(self, actions: list[Any]) -> None:
+        await self.backend.start()
         for engine in self.engines:
             await engine.wake(NoWeights(0))
         for name, *fields in actions:
@@ -96,14 +97,15 @@ class Traffic:
         for engine in self.engines:
             assert engine.metrics().kv_blocks_used == 0
             await engine.close()
+        await self.backend.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(_actions, max_size=16))
 def test_kv_goes_to_and_fro_and_every_call_is_answered_as_if_alone(actions: list[Any]) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="gyre-test-", dir="/dev/shm") as folder,
-        asyncio.Runner(loop_factory=VirtualLoop) as runner,
+        asyncio.Runner() as runner,
     ):
         regions = SharedMemory(Path(folder) / "regions")
         runner.run(Traffic(regions).run(actions))

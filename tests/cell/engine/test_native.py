@@ -157,47 +157,48 @@ async def test_kv_that_is_not_finite_is_refused_and_spoils_no_block(native: Any)
     first, second = await native.awake(), await native.awake(kv_tokens=64)
     await generate(first, new_tokens=30)
     manifest = await first.export_kv("s")
-    with native.regions.allocate(manifest.parts[0].region.name, manifest.parts[0].region.nbytes) as region:
-        torch.frombuffer(region.buffer, dtype=torch.float32)[-1] = float("nan")
+    first._rollout._runner.kv.data[manifest.blocks[-1], 1, 1, 7, 1, 15] = float("nan")
     with pytest.raises(KvUnavailable, match="not finite"):
         await second.import_kv(manifest)
     assert len(await generate(second, new_tokens=60)) == 60
 
 
-async def test_an_export_that_nobody_waits_for_leaves_no_region(native: Any, shm: Path) -> None:
+async def test_an_export_that_nobody_waits_for_pins_nothing(native: Any, shm: Path) -> None:
     thread = ThreadPoolExecutor(1)
     engine = await native.awake(device_thread=thread)
     await generate(engine, new_tokens=30)
-    started, go = threading.Event(), threading.Event()
-    read = engine._rollout._runner.read_kv
-
-    def slow(*fields: Any) -> None:
-        read(*fields)
-        started.set()
-        assert go.wait(30.0)
-
-    engine._rollout._runner.read_kv = slow
+    files = os.listdir(shm)
+    go = threading.Event()
+    thread.submit(go.wait, 30.0)
     export = asyncio.create_task(engine.export_kv("s"))
-    await asyncio.to_thread(started.wait, 30.0)
-    assert len(os.listdir(shm)) == 1
+    await asyncio.sleep(0)
     export.cancel()
     with pytest.raises(asyncio.CancelledError):
         await export
     go.set()
     await engine.abort("nobody")
-    assert os.listdir(shm) == []
+    assert engine.metrics().kv_blocks_pinned == 0
+    assert os.listdir(shm) == files
     await engine.close()
     thread.shutdown()
 
 
-async def test_an_engine_without_regions_hands_nothing_over(native: Any) -> None:
-    first, second = await native.awake(), await native.awake(regions=None)
+async def test_an_engine_without_a_home_for_kv_hands_nothing_over(native: Any) -> None:
+    first, second = await native.awake(), await native.awake(kv_home=None)
     await generate(first, new_tokens=30)
     await generate(second, new_tokens=30)
-    with pytest.raises(KvUnavailable, match="no regions"):
+    with pytest.raises(KvUnavailable, match="no home"):
         await second.export_kv("s")
-    with pytest.raises(KvUnavailable, match="no regions"):
+    with pytest.raises(KvUnavailable, match="no home"):
         await second.import_kv(await first.export_kv("s"))
+
+
+async def test_asleep_its_pool_is_no_region_any_more(native: Any, shm: Path) -> None:
+    engine = await native.awake()
+    await generate(engine, new_tokens=30)
+    await engine.export_kv("s")
+    await engine.sleep()
+    assert [name for name in os.listdir(shm) if not name.startswith(".")] == []
 
 
 # On a GPU the mode wants bfloat16.

@@ -9,18 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.cell.engine.base import KvPart
 from gyre.cell.engine.orders import (
     BadOrder,
     Done,
     Leave,
     PassReader,
     PassWriter,
-    ReadKv,
     ReleaseKv,
     TakeKv,
     TakeWeights,
-    WriteKv,
     is_pass,
     pack,
     pack_answer,
@@ -100,8 +97,6 @@ def test_a_call_that_goes_on_is_told_in_few_bytes() -> None:
         TakeWeights(version=3, region=REGION),
         TakeKv(),
         ReleaseKv(),
-        ReadKv(blocks=(1, 2), region=REGION),
-        WriteKv(blocks=(4,), part=KvPart(heads=(0, 2), region=REGION), first=1),
         Leave(),
     ],
 )
@@ -110,7 +105,7 @@ def test_other_orders_are_told_as_they_are(order: Any) -> None:
 
 
 def test_answers_are_told_as_they_are() -> None:
-    for answer in (Done(), Done(error="no memory"), Done(finite=False), Done(leaving=True)):
+    for answer in (Done(), Done(error="no memory"), Done(pool=REGION), Done(leaving=True)):
         assert unpack_answer(pack_answer(answer)) == answer
 
 

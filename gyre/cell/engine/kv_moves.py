@@ -1,0 +1,207 @@
+"""The pools of an engine as memory that others read, and reads of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import NamedTuple
+from uuid import uuid4
+
+import structlog
+
+from gyre.cell.engine.base import KvLayout, KvManifest, KvPart, KvUnavailable, head_bytes
+from gyre.cell.engine.handover import KvMemory, KvStore, Reservation
+from gyre.rdma import Backend, Extent, RegionHandle, Registration, SharedMemory
+
+# Has a job done where the store belongs to.
+Run = Callable[[Callable[[], bool]], Future[bool]]
+
+log = structlog.get_logger()
+
+# Read while what came before is looked at.
+STEP_BYTES = 32 * 2**20
+_PROOF_BYTES = 8
+
+
+class PoolFile(NamedTuple):
+    """Where a rank's pool is to lie: a region of that name, in memory of this host."""
+
+    shared: SharedMemory
+    name: str
+
+
+class KvHome(NamedTuple):
+    """By what an engine hands its KV over, and where that lies: the pool of rank 0 is the region `name`."""
+
+    backend: Backend
+    shared: SharedMemory
+    name: str
+
+    @property
+    def file(self) -> PoolFile | None:
+        """None where KV goes from GPU to GPU."""
+        return None if self.backend.name == "cuda_ipc" else PoolFile(self.shared, self.name)
+
+
+class _Pool(NamedTuple):
+    """Of one rank: `local` is what is read into, `handle` what others read."""
+
+    heads: tuple[int, int]
+    local: Registration
+    handle: RegionHandle
+
+
+class KvMoves:
+    """On the event loop of the backend."""
+
+    def __init__(self, home: KvHome, store: KvStore, run: Run) -> None:
+        self._home = home
+        self._backend = home.backend
+        self._store = store
+        self._run = run
+        self._pools: list[_Pool] = []
+        self._proofs: dict[str, Registration] = {}
+        self._scratch: Registration | None = None
+
+    async def open(self, memories: Sequence[KvMemory]) -> None:
+        """Registers them. Raises RegionError; then none is."""
+        life = uuid4().hex[:12]
+        try:
+            self._scratch = await self._backend.allocate(f"{self._home.name}-{life}-s", _PROOF_BYTES)
+            for rank, (heads, memory, file) in enumerate(memories):
+                name = f"{self._home.name}-{life}-{rank}"
+                local = await self._backend.register(name, memory)
+                # Who is on this host maps the file, without asking this process for each byte.
+                mapped = file if self._backend.name == "shm" else None
+                self._pools.append(_Pool(heads, local, mapped or local.handle))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Nobody reads any more, and what was read and not proved does not count."""
+        for pin in tuple(self._proofs):
+            await self.disprove(pin)
+        pools, self._pools = self._pools, []
+        for pool in pools:
+            await pool.local.close()
+        if self._scratch is not None:
+            scratch, self._scratch = self._scratch, None
+            await scratch.close()
+
+    # --- giving -----------------------------------------------------------------------------------
+
+    async def prove(self, pin: str) -> RegionHandle:
+        """What can be read as long as the pin is held. Raises RegionError."""
+        self._opened()
+        proof = self._proofs[pin] = await self._backend.allocate(pin, _PROOF_BYTES)
+        return proof.handle
+
+    async def disprove(self, pin: str) -> bool:
+        """False where there was nothing to be read any more."""
+        proof = self._proofs.pop(pin, None)
+        if proof is not None:
+            await proof.close()
+        return proof is not None
+
+    def parts(self) -> tuple[KvPart, ...]:
+        """Each head once: ranks may hold the same one."""
+        return tuple(
+            {pool.heads: KvPart(heads=pool.heads, region=pool.handle) for pool in self._pools}.values()
+        )
+
+    # --- taking -----------------------------------------------------------------------------------
+
+    async def fetch(self, reservation: Reservation) -> None:
+        """Fills its blocks at all ranks. Raises KvUnavailable, RegionError."""
+        manifest = reservation.manifest
+        pools = self._opened()
+        try:
+            async with asyncio.timeout(manifest.lease_s):
+                await self._fill(pools, reservation)
+        except TimeoutError:
+            raise KvUnavailable(f"not read within its lease of {manifest.lease_s:g} s") from None
+
+    async def _fill(self, pools: Sequence[_Pool], reservation: Reservation) -> None:
+        manifest = reservation.manifest
+        pairs = list(zip(reservation.own, reservation.theirs, strict=True))
+        if not pairs:
+            return
+        for rank, pool in enumerate(pools):
+            for part in manifest.parts:
+                if part.heads == pool.heads:
+                    await self._straight(rank, pool, part, pairs, manifest)
+                elif part.heads[0] < pool.heads[1] and pool.heads[0] < part.heads[1]:
+                    await self._by_staging(rank, part, pairs, manifest)
+        # What was read counts only if it was pinned until now.
+        assert self._scratch is not None
+        await self._backend.read(self._scratch, manifest.proof, [Extent(0, 0, _PROOF_BYTES)])
+
+    async def _straight(
+        self, rank: int, pool: _Pool, part: KvPart, pairs: list[tuple[int, int]], manifest: KvManifest
+    ) -> None:
+        nbytes = _block_bytes(part, manifest.layout)
+        checked = partial(_yes)
+        for step in _steps(pairs, nbytes):
+            extents = [Extent(own * nbytes, theirs * nbytes, nbytes) for own, theirs in step]
+            _, finite = await asyncio.gather(
+                self._backend.read(pool.local, part.region, extents), self._on_lane(checked)
+            )
+            _refuse_unless(finite, part)
+            checked = partial(self._store.is_finite, rank, [own for own, _ in step])
+        _refuse_unless(await self._on_lane(checked), part)
+
+    async def _by_staging(
+        self, rank: int, part: KvPart, pairs: list[tuple[int, int]], manifest: KvManifest
+    ) -> None:
+        """Where this rank has other heads than the part."""
+        nbytes = _block_bytes(part, manifest.layout)
+        async with self._staging(min(len(pairs), max(STEP_BYTES // nbytes, 1)) * nbytes) as staging:
+            for step in _steps(pairs, nbytes):
+                extents = [
+                    Extent(at * nbytes, theirs * nbytes, nbytes) for at, (_, theirs) in enumerate(step)
+                ]
+                await self._backend.read(staging, part.region, extents)
+                source = staging.buffer[: len(step) * nbytes]
+                write = partial(self._store.write_kv, rank, [own for own, _ in step], part.heads, source)
+                _refuse_unless(await self._on_lane(write), part)
+
+    @asynccontextmanager
+    async def _staging(self, nbytes: int) -> AsyncIterator[Registration]:
+        if self._backend.name == "cuda_ipc":
+            raise KvUnavailable("KV of other heads is not moved from GPU to GPU")
+        async with AsyncExitStack() as stack:
+            staging = await self._backend.allocate(f"{self._home.name}-{uuid4().hex[:12]}", nbytes)
+            stack.push_async_callback(staging.close)
+            yield staging
+
+    async def _on_lane(self, job: Callable[[], bool]) -> bool:
+        return await asyncio.wrap_future(self._run(job))
+
+    def _opened(self) -> list[_Pool]:
+        if not self._pools:
+            raise KvUnavailable("the engine's KV is not registered")
+        return self._pools
+
+
+def _block_bytes(part: KvPart, layout: KvLayout) -> int:
+    return (part.heads[1] - part.heads[0]) * head_bytes(layout)
+
+
+def _steps(pairs: Sequence[tuple[int, int]], nbytes: int) -> Iterator[Sequence[tuple[int, int]]]:
+    count = max(STEP_BYTES // nbytes, 1)
+    for at in range(0, len(pairs), count):
+        yield pairs[at : at + count]
+
+
+def _yes() -> bool:
+    return True
+
+
+def _refuse_unless(finite: bool, part: KvPart) -> None:
+    if not finite:
+        # In a block that is used again later even what is masked would spoil sums.
+        raise KvUnavailable(f"region {part.region.name} holds numbers that are not finite")
