@@ -57,7 +57,7 @@ class Rank:
     # --- loading ----------------------------------------------------------------------------------
 
     def load(self, checkpoint: Path | None, backend: Backend | None = None) -> Loaded:
-        """Builds model and engine, which sleeps and hands KV over by `backend`, if any; on the core the masters."""
+        """Builds model and engine, which sleeps and hands KV over by `backend`; on the core the masters."""
         setup = self._setup
         step = check(checkpoint) if checkpoint is not None else 0
         folder = checkpoint or setup.model_folder
