@@ -61,7 +61,7 @@ class StateFailed(Exception):
     """A state of a change failed, for `error`."""
 
     def __init__(self, state: str, error: Exception) -> None:
-        super().__init__(f"{state}: {error}")
+        super().__init__(f"{state}: {_why(error)}")
         self.state = state
         self.error = error
 
@@ -131,6 +131,8 @@ class RoleChange:
             if failed.state not in TURN_BACK:
                 raise failed.error from None
             outcome, cause = "failed", str(failed)
+        finally:
+            await self._let_go()
         if self._entered:
             await self._wake(("end_training", *WAKE), turning=False)
         return self._ended("rollout", outcome, cause)
@@ -142,6 +144,8 @@ class RoleChange:
             return self._ended("rollout", "done")
         except TurnedBack as turned:
             cause = str(turned)
+        finally:
+            await self._let_go()
         if not self._entered <= {*LEAVE_TRAINING}:
             await self._certainly(TO_TRAIN)
         return self._ended("train", "turned_back", cause)
@@ -197,7 +201,7 @@ class RoleChange:
             change=self._change,
             state=state,
             seconds=round(time.monotonic() - began, 6),
-            cause=None if error is None else str(error),
+            cause=None if error is None else _why(error),
         )
         await self._tell(told)
         if error is not None:
@@ -254,3 +258,7 @@ class RoleChange:
     async def _hand_over_contribution(self) -> None:
         if self._training is not None:
             await self._training.hand_over()
+
+
+def _why(error: Exception) -> str:
+    return str(error) or type(error).__name__

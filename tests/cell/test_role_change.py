@@ -214,7 +214,7 @@ async def test_a_change_to_train_turns_back_before_its_next_state(after: str) ->
     changed = await made.change.to_train()
     entered = TO_TRAIN.index(after) + 1 if after else 0
     released = ["release"] * (after == "pull_training_weights")
-    back = [*BACK[:2], *released, *BACK[2:]] if after else []
+    back = [*released, *BACK] if after else []
     assert made.done == [*TRAIN[:entered], *back]
     assert (changed.role, changed.outcome, changed.cause) == ("rollout", "turned_back", "w=9 > C_R=8")
     assert changed.version == (PUBLISHED if after else VERSION)
@@ -228,7 +228,7 @@ async def test_a_change_to_rollout_turns_back_before_its_next_state(after: str) 
     entered = TO_ROLLOUT.index(after) + 1 if after else 0
     back = TRAIN if entered > 2 else []
     released = ["release"] * (after == "pull_published_weights")
-    assert made.done == [*ROLLOUT[:entered], *back[:2], *released, *back[2:]]
+    assert made.done == [*ROLLOUT[:entered], *released, *back]
     assert (changed.role, changed.outcome) == ("train", "turned_back")
     assert changed.version == (TRAINING if entered > 2 else VERSION)
     assert made.leased == set()
