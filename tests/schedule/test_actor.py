@@ -199,6 +199,23 @@ async def test_a_change_that_is_wanted_no_longer_turns_back(world: World, logs: 
     assert (status.role_changes, status.role_changes_turned_back, status.calls_moved) == (1, 1, 4)
 
 
+async def test_a_cell_that_could_not_train_gets_calls_again_and_is_ordered_anew(
+    world: World, logs: list[Any]
+) -> None:
+    notes = await started(world)
+    notes.going_back.add(("enter_train", 1))
+    await world.finish(8)
+    await world.ready(0, 3)
+    await notes.next("enter_train", 1)
+    await notes.next("open_route", 1, 1)
+    await notes.next("enter_train", 1)
+    await notes.next("enter_train", 2)
+    (failed,) = [entry for entry in of(logs, "role_change") if entry["outcome"] == "failed"]
+    assert (failed["cell"], failed["cause"], failed["log_level"]) == (1, "pull: no weights", "warning")
+    assert (await world.waterlevel.ask(GetSchedule())).role_changes_failed == 1
+    assert not of(logs, "cell_down")
+
+
 async def test_a_change_is_turned_back_while_its_calls_still_leave(world: World) -> None:
     notes = await started(world)
     await world.finish(5)

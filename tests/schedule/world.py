@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
+
 from gyre.actors import Actor, ChildSpec, Node, Ref, Tell, handles
 from gyre.cell.engine.base import EngineMetrics
 from gyre.cell.messages import (
@@ -51,6 +53,7 @@ class Notes:
         self._more = asyncio.Event()
         self._held: dict[tuple[Any, ...], asyncio.Event] = {}
         self.failing: set[tuple[Any, ...]] = set()
+        self.going_back: set[tuple[Any, ...]] = set()
         self.unwanted: TurnBack | None = None
 
     async def note(self, *what: Any) -> None:
@@ -87,19 +90,15 @@ class Cell(Actor):
 
     async def _change(self, what: str, role: Any) -> RoleChanged:
         await self._notes.note(what, self._cell)
-        unwanted = self._notes.unwanted
+        changed = RoleChanged(cell=self._cell, role=role, version=0, seconds=0.1, states_s={"pull": 0.1})
+        back = "rollout" if role == "train" else "train"
+        unwanted, self._notes.unwanted = self._notes.unwanted, None
         if unwanted is not None:
-            self._notes.unwanted = None
-            role = "rollout" if role == "train" else "train"
-        return RoleChanged(
-            cell=self._cell,
-            role=role,
-            version=0,
-            seconds=0.1,
-            states_s={"pull": 0.1},
-            outcome="done" if unwanted is None else "turned_back",
-            cause="" if unwanted is None else unwanted.cause,
-        )
+            return msgspec.structs.replace(changed, role=back, outcome="turned_back", cause=unwanted.cause)
+        if (what, self._cell) in self._notes.going_back:
+            self._notes.going_back.remove((what, self._cell))
+            return msgspec.structs.replace(changed, role=back, outcome="failed", cause="pull: no weights")
+        return changed
 
     @handles(TurnBack, concurrent=True)
     async def turn_back(self, message: TurnBack) -> None:
