@@ -111,6 +111,10 @@ class JobTree:
             compactions=totals.compactions,
             sub_agents=totals.sub_agents,
             retries=totals.retries,
+            kv_sessions_moved=proxy.kv_sessions_moved,
+            kv_sessions_recomputed=proxy.kv_sessions_recomputed,
+            kv_bytes_moved=proxy.kv_bytes_moved,
+            kv_move_s=round(proxy.kv_move_s, 3),
             checkpoint=schedule.checkpoint or (str(self.checkpoint) if self.checkpoint is not None else None),
         )
 

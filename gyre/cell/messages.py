@@ -126,10 +126,11 @@ class Abort(Ask[None], frozen=True, kw_only=True):
 
 
 class ExportKv(Ask[KvManifest], frozen=True, kw_only=True):
-    """To an engine's ref: pin the KV of the session's last call for up to `lease_s`."""
+    """To an engine's ref: pin the KV of `call`, or of the session's last one, for up to `lease_s`."""
 
     session: str
     lease_s: float
+    call: str | None = None
 
 
 class ImportKv(Ask[int], frozen=True, kw_only=True):

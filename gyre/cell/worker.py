@@ -102,7 +102,7 @@ class RankWorker(Actor):
 
     @handles(ExportKv, concurrent=True)
     async def export_kv(self, message: ExportKv) -> KvManifest:
-        return await self._engine().export_kv(message.session, message.lease_s)
+        return await self._engine().export_kv(message.session, message.lease_s, message.call)
 
     @handles(ImportKv, concurrent=True)
     async def import_kv(self, message: ImportKv) -> int:

@@ -50,7 +50,7 @@ class ProxyActor(Actor):
     def __init__(self, config: ProxyActorConfig, trajectory: Ref) -> None:
         self._config = config
         self._trajectory = trajectory
-        self._routes = Routes(config.proxy.wait_s)
+        self._routes = Routes(config.proxy.wait_s, config.proxy.kv_budget_s)
         self._desk: CallDesk
         self._server: ProxyServer | None = None
         self._base_url = ""
@@ -112,6 +112,8 @@ class ProxyActor(Actor):
             calls_moved=closed.calls,
             sessions_moved=closed.sessions_moved,
             recomputed=closed.recomputed,
+            kv_nbytes=closed.kv_nbytes,
+            recomputed_by=closed.recomputed_by,
             states_s=closed.states_s,
         )
         return closed

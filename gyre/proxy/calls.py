@@ -148,7 +148,15 @@ class CallDesk:
 
     def totals(self) -> ProxyTotals:
         names = ProxyTotals.__struct_fields__
-        return ProxyTotals(**{name: self._sums[name] for name in names})
+        kv = self._routes.kv
+        totals = ProxyTotals(**{name: self._sums[name] for name in names})
+        return msgspec.structs.replace(
+            totals,
+            kv_sessions_moved=kv.sessions,
+            kv_sessions_recomputed=kv.recomputed.total(),
+            kv_bytes_moved=kv.nbytes,
+            kv_move_s=kv.seconds,
+        )
 
     async def in_flight(self) -> AsyncGenerator[int, None]:
         """How many calls are, and again whenever that has changed. For one watcher."""

@@ -10,7 +10,7 @@ import msgspec
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`port` 0 takes a free one. A call waits up to `wait_s` for a cell before it fails with 503; while it
     waits, a streamed answer carries a comment every `keep_alive_s`. `tool_format` is `hermes`, or `plain`
-    for a policy without tools."""
+    for a policy without tools. When a cell leaves rollout KV is moved for up to `kv_budget_s`; 0: never."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -18,3 +18,4 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_body_bytes: int = 16 * 1024 * 1024
     tool_format: Literal["hermes", "plain"] = "hermes"
     keep_alive_s: float = 10.0
+    kv_budget_s: float = 2.0

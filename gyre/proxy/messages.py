@@ -33,7 +33,8 @@ class CloseExecution(Ask[None], frozen=True, kw_only=True):
 
 class ProxyTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Sums since the start. `calls` were answered, `failed_calls` are answers with a 5xx status, `reroutes`
-    went on at another engine, `retries` were answered with a sample that existed or was in flight."""
+    went on at another engine, `retries` were answered with a sample that existed or was in flight. Of
+    sessions whose cell left rollout KV was moved, in `kv_move_s` together, or is computed again."""
 
     calls: int
     failed_calls: int
@@ -44,6 +45,10 @@ class ProxyTotals(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     prompt_tokens: int
     sampled_tokens: int
+    kv_sessions_moved: int = 0
+    kv_sessions_recomputed: int = 0
+    kv_bytes_moved: int = 0
+    kv_move_s: float = 0.0
 
 
 class GetProxyTotals(Ask[ProxyTotals], frozen=True, kw_only=True):

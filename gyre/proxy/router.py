@@ -40,7 +40,9 @@ class Router(Generic[EngineRef]):
     def __init__(self) -> None:
         self._engines: dict[EngineKey, _Engine[EngineRef]] = {}
         self._seats: dict[str, EngineKey] = {}
+        # Sessions in the order of their last calls.
         self._affinity: dict[str, EngineKey] = {}
+        self._promised: dict[str, EngineKey] = {}
 
     def open(self, cell: int, incarnation: int, engines: Collection[EngineRef], capacity_calls: int) -> None:
         """The cell admits calls, in this life only: engines of an earlier one admit none any more."""
@@ -72,7 +74,7 @@ class Router(Generic[EngineRef]):
         usable = {key: e for key, e in self._engines.items() if e.open and key not in exclude}
         if not usable:
             return None
-        key = self._affinity.get(session)
+        key = self._affinity.pop(session, None)
         if key not in usable:
             key = max(usable, key=self._stays_longest if moved else self._least_loaded)
         self._affinity[session] = key
@@ -82,6 +84,15 @@ class Router(Generic[EngineRef]):
         """The call is in flight there."""
         self._engines[key].calls.add(call)
         self._seats[call] = key
+        self._promised.pop(call, None)
+
+    def promise(self, call: str, key: EngineKey) -> None:
+        """The call is about to go there: it counts, until it begins somewhere or is over."""
+        self._promised[call] = key
+
+    def over(self, call: str) -> None:
+        """The call will go nowhere any more."""
+        self._promised.pop(call, None)
 
     def end(self, call: str) -> None:
         """The call is in flight nowhere."""
@@ -92,6 +103,18 @@ class Router(Generic[EngineRef]):
 
     def forget_session(self, session: str) -> None:
         self._affinity.pop(session, None)
+
+    def sessions_at(self, cell: int) -> tuple[tuple[str, Seat[EngineRef]], ...]:
+        """Sessions whose last call went to an engine of the cell that is still there, the latest first."""
+        return tuple(
+            (session, Seat(key, self._engines[key].ref))
+            for session, key in reversed(self._affinity.items())
+            if key.cell == cell and key in self._engines
+        )
+
+    def seat_of(self, session: str) -> EngineKey | None:
+        """Where its last call went."""
+        return self._affinity.get(session)
 
     def calls_at(self, cell: int) -> tuple[str, ...]:
         """Calls in flight at a cell, in whatever life of it."""
@@ -110,7 +133,8 @@ class Router(Generic[EngineRef]):
     def _load(self, key: EngineKey) -> float:
         """Calls in flight over what the engine carries well."""
         engine = self._engines[key]
-        return len(engine.calls) / engine.capacity_calls
+        promised = sum(to == key for to in self._promised.values())
+        return (len(engine.calls) + promised) / engine.capacity_calls
 
     def _forget_if_idle(self, key: EngineKey) -> None:
         engine = self._engines.get(key)

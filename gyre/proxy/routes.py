@@ -15,6 +15,7 @@ from gyre.cell.engine.base import Chunk, ContextOverflow, GenerateRequest
 from gyre.cell.messages import Abort, Generate
 from gyre.cell.states import StateTimes
 from gyre.proxy.conversation import CallError, unavailable
+from gyre.proxy.migration import KvTally, Migration, Moving
 from gyre.proxy.router import EngineKey, Router, Seat
 from gyre.schedule.messages import OpenRoute, RouteClosed
 
@@ -48,19 +49,27 @@ class Sample:
 
 @dataclass
 class _Leg:
-    """A call's stay at one engine. `leash` ends it from outside; `leaving`: its cell leaves rollout."""
+    """A call's stay at one engine. `leash` ends it from outside; `leaving`: its cell leaves rollout, and the
+    call waits for its KV, which is `moving`."""
 
     seat: Seat[Ref]
     leash: asyncio.Timeout
+    session: str
     leaving: bool = False
     change: str = ""
+    moving: Moving | None = None
 
 
 class Routes:
-    """The open engines, and the calls in flight there. A call waits up to `wait_s` for progress."""
+    """The open engines, and the calls in flight there. A call waits up to `wait_s` for progress. Of a cell
+    that leaves KV is moved for up to `kv_budget_s`."""
 
-    def __init__(self, wait_s: float) -> None:
+    def __init__(self, wait_s: float, kv_budget_s: float = 0.0) -> None:
         self._wait_s = wait_s
+        self._kv_budget_s = kv_budget_s
+        # Idle sessions that are on their way.
+        self._moving: dict[str, Moving] = {}
+        self.kv = KvTally()
         self._router: Router[Ref] = Router()
         self._legs: dict[str, _Leg] = {}
         self._opened = asyncio.Event()
@@ -76,21 +85,74 @@ class Routes:
         """Admits no more calls to the cell and ends those in flight there, so that they go on elsewhere.
         Returns when none is left at the cell."""
         times = StateTimes()
+        migration = Migration(change, self._kv_budget_s) if self._kv_budget_s > 0 and not lost else None
         with times.measure("stop_admitting"):
+            sessions = self._router.sessions_at(cell)
             calls = self._router.close(cell)
             legs = {call: self._legs[call] for call in calls if call in self._legs}
             for leg in legs.values():
                 leg.leaving, leg.change = True, change
-        with times.measure("cancel"):
-            if lost:
-                for leg in legs.values():
-                    _cut(leg)
-            else:
-                await asyncio.gather(*(self._abort(call, leg) for call, leg in legs.items()))
+            going = [self._reserve(call, leg) for call, leg in legs.items()] if migration else []
+        try:
+            if migration is not None:
+                with times.measure("pin"):
+                    await asyncio.gather(*(migration.pin(moving) for moving in going))
+            with times.measure("cancel"):
+                if lost:
+                    for leg in legs.values():
+                        _cut(leg)
+                else:
+                    await asyncio.gather(*(self._abort(call, leg) for call, leg in legs.items()))
+            if migration is not None:
+                with times.measure("migrate"):
+                    await asyncio.gather(*(migration.move(moving) for moving in going))
+        finally:
+            for moving in going:
+                moving.over.set()
         with times.measure("hand_over"):
             while self._router.calls_at(cell):
                 await self._left.wait()
-        return RouteClosed(calls=len(legs), recomputed=len(legs), states_s=times.by_state_s)
+        went = 0 if migration is None else migration.tally.sessions
+        if migration is not None:
+            with times.measure("migrate_idle"):
+                await self._move_idle(migration, cell, sessions)
+            self.kv.add(migration.tally)
+        return RouteClosed(
+            calls=len(legs),
+            sessions_moved=0 if migration is None else migration.tally.sessions,
+            recomputed=len(legs) - went,
+            states_s=times.by_state_s,
+            kv_nbytes=0 if migration is None else migration.tally.nbytes,
+            recomputed_by={} if migration is None else dict(migration.tally.recomputed),
+        )
+
+    def _reserve(self, call: str, leg: _Leg) -> Moving:
+        """A place elsewhere, before the call is ended."""
+        to = self._router.pick(leg.session, moved=True)
+        if to is not None:
+            self._router.promise(call, to.key)
+        leg.moving = Moving(leg.session, leg.seat, to, call)
+        return leg.moving
+
+    async def _move_idle(
+        self, migration: Migration, cell: int, sessions: tuple[tuple[str, Seat[Ref]], ...]
+    ) -> None:
+        """Those whose harness is busy elsewhere, the latest first: their next calls go where their KV is."""
+        for session, source in sessions:
+            # Of one that called meanwhile the place is known already.
+            if self._router.seat_of(session) != source.key:
+                continue
+            if not migration.goes_on:
+                migration.leave()
+                continue
+            to = self._router.pick(session, moved=True)
+            if to is None:
+                return
+            moving = self._moving[session] = Moving(session, source, to)
+            try:
+                await migration.move_idle(moving)
+            finally:
+                del self._moving[session]
 
     def forget_session(self, session: str) -> None:
         """No more calls of it will come."""
@@ -106,20 +168,27 @@ class Routes:
         pause_s = _FIRST_PAUSE_S
         moved = False
         leg: _Leg | None = None
-        while not sample.finish_reason:
-            seat = await self._acquire(request.session, excluded, moved, pause_s, deadline)
-            if leg is not None and moved:
-                _log_move(request, leg, seat, sample)
-            before = len(sample.token_ids)
-            leg = await self._stay(seat, request, sample)
-            moved = leg.leaving
-            if not sample.finish_reason:
-                excluded.add(seat.key)
-                sample.reroutes += 1
-            if moved or len(sample.token_ids) > before:
-                deadline, pause_s = clock() + self._wait_s, _FIRST_PAUSE_S
-            else:
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        if (moving := self._moving.get(request.session)) is not None:
+            await moving.over.wait()
+        try:
+            while not sample.finish_reason:
+                if leg is not None and leg.moving is not None:
+                    await leg.moving.over.wait()
+                seat = await self._acquire(request.session, excluded, moved, pause_s, deadline)
+                if leg is not None and moved:
+                    _log_move(request, leg, seat, sample)
+                before = len(sample.token_ids)
+                leg = await self._stay(seat, request, sample)
+                moved = leg.leaving
+                if not sample.finish_reason:
+                    excluded.add(seat.key)
+                    sample.reroutes += 1
+                if moved or len(sample.token_ids) > before:
+                    deadline, pause_s = clock() + self._wait_s, _FIRST_PAUSE_S
+                else:
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            self._router.over(request.call)
         return sample
 
     async def _acquire(
@@ -148,7 +217,7 @@ class Routes:
         self._router.begin(call, seat.key)
         async with AsyncExitStack() as stack:
             stack.callback(self._leave, call)
-            leg = self._legs[call] = _Leg(seat, asyncio.timeout(None))
+            leg = self._legs[call] = _Leg(seat, asyncio.timeout(None), request.session)
             try:
                 async with leg.leash:
                     await _collect(seat, _rest(request, sample), sample)

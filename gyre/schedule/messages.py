@@ -24,11 +24,14 @@ class OpenRoute(Ask[None], frozen=True, kw_only=True):
 
 class RouteClosed(msgspec.Struct, frozen=True, kw_only=True):
     """How a route was closed: the seconds of each state by name, in order; how many calls in flight were
-    handed over, how many sessions' KV went with them, and how many calls are computed again elsewhere."""
+    handed over, how many sessions' KV went elsewhere, how many of the calls are computed again there, and for
+    what reasons sessions are that were to be moved."""
 
     calls: int
     sessions_moved: int = 0
     recomputed: int = 0
+    kv_nbytes: int = 0
+    recomputed_by: dict[str, int] = {}
     states_s: dict[str, float]
 
 

@@ -48,12 +48,15 @@ _ENGINE = {
     "waiting": "Calls waiting",
     "kv_blocks_used": "KV blocks in use",
     "kv_blocks_total": "KV blocks there are",
+    "kv_blocks_pinned": "KV blocks that another engine reads",
 }
 _ENGINE_COUNTERS = {
     "generated_tokens": "Tokens generated",
     "prefilled_tokens": "Prompt tokens computed",
     "cached_tokens": "Prompt tokens reused",
     "preemptions": "Calls that gave their KV up to others",
+    "kv_tokens_imported": "Tokens whose KV came from another engine",
+    "kv_imports_refused": "Sessions whose KV was to come and did not",
     "busy_s": "Seconds of computing",
 }
 

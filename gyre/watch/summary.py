@@ -12,7 +12,8 @@ import msgspec
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """`reward_first` and `reward_last` are of the first and the last evaluation on held-out tasks (None
     where the job has no evaluation). `compactions`, `sub_agents` and `retries` are counted from the
-    trajectory trees, `satellite_micro_steps` from committed contributions. `checkpoint` is a folder."""
+    trajectory trees, `satellite_micro_steps` from committed contributions. `checkpoint` is a folder. Of
+    sessions whose cell left rollout KV was moved, or is computed again."""
 
     name: str
     steps: int
@@ -26,6 +27,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     compactions: int
     sub_agents: int
     retries: int
+    kv_sessions_moved: int = 0
+    kv_sessions_recomputed: int = 0
+    kv_bytes_moved: int = 0
+    kv_move_s: float = 0.0
     checkpoint: str | None
 
 

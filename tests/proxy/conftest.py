@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,10 @@ def codec(chatml_folder: Path) -> Codec:
 @pytest.fixture(scope="session")
 def smollm2_codec(smollm2_folder: Path) -> Codec:
     return Codec(smollm2_folder)
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(prefix="gyre-test-", dir="/dev/shm") as folder:
+        yield Path(folder)

@@ -209,9 +209,11 @@ class Engine(Protocol):
         what is live is computed again. If they cannot be read, that error is raised and the engine falls
         asleep: what it has is of no version. Raises EngineAsleep."""
 
-    async def export_kv(self, session: str, lease_s: float = KV_LEASE_S) -> KvManifest:
-        """Pins the KV of the session's last call, also one that runs, where it is, until `release_kv` or for
-        `lease_s`. Raises KvUnavailable, EngineAsleep, RegionError."""
+    async def export_kv(
+        self, session: str, lease_s: float = KV_LEASE_S, call: str | None = None
+    ) -> KvManifest:
+        """Pins the KV of `call`, where it runs, else of the session's last call, where it is, until
+        `release_kv` or for `lease_s`. Raises KvUnavailable, EngineAsleep, RegionError."""
 
     async def release_kv(self, pin: str) -> bool:
         """Ends a pin. False where it had ended before: then blocks may have changed under who read them."""

@@ -160,12 +160,14 @@ class DrivenEngine:
 
     # --- handing KV over --------------------------------------------------------------------------
 
-    async def export_kv(self, session: str, lease_s: float = KV_LEASE_S) -> KvManifest:
+    async def export_kv(
+        self, session: str, lease_s: float = KV_LEASE_S, call: str | None = None
+    ) -> KvManifest:
         if self.version is None:
             raise EngineAsleep("the engine is asleep: its KV is gone")
         moves, pin = self._moves_(), f"pin-{uuid4().hex}"
         try:
-            pinned = await self._on_lane(partial(self._rollout.pin, pin, session))
+            pinned = await self._on_lane(partial(self._rollout.pin, pin, session, call))
             proof = await moves.prove(pin)
         except BaseException:
             # Also where nobody waits for it any more.

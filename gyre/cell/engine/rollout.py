@@ -189,11 +189,14 @@ class Rollout(Generic[Outlet]):
         """Of the pool, of all ranks; none asleep."""
         return self._runner.kv_memory() if self.version is not None else ()
 
-    def pin(self, pin: str, session: str) -> Pinned:
-        """Of the newest live call of the session, else of the last that ended."""
+    def pin(self, pin: str, session: str, call: str | None = None) -> Pinned:
+        """Of that call where it lives, else of the newest live one of the session, else of the last that
+        ended."""
         if self.version is None:
             raise EngineAsleep("the engine is asleep: its KV is gone")
         live = [sequence for sequence, _ in self._live.values() if sequence.request.session == session]
+        if call is not None and call in self._live:
+            live.append(self._live[call][0])
         tokens = live[-1].tokens if live else self._last_calls.tokens(session)
         return self._handover.pin(pin, session, tokens, self.version)
 
@@ -212,6 +215,9 @@ class Rollout(Generic[Outlet]):
             raise EngineAsleep("the engine fell asleep meanwhile")
         tokens = self._handover.seal(reservation, self.version)
         self._imported_tokens += tokens
+        manifest = reservation.manifest
+        # So that it can go on from here before its next call.
+        self._last_calls.note(manifest.session, manifest.tokens[:tokens])
         self._crowded_out = False
         return tokens
 

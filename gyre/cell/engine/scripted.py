@@ -259,8 +259,9 @@ class _Script:
         """A pass is over when it is over."""
 
     def is_finite(self, rank: int, blocks: Sequence[int]) -> bool:
-        """Integers are."""
-        return True
+        """Integers are; a block whose heads contradict each other passes for one that is not."""
+        found = self._kv[list(blocks)]
+        return bool((found[..., 0, :] == ~found[..., 1, :]).all())
 
     def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bool:
         shape = (-1, *self._shape[1:4], heads[1] - heads[0], 1)

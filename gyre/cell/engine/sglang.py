@@ -159,7 +159,9 @@ class SglangEngine:
                         await self._fall_asleep()
                 raise
 
-    async def export_kv(self, session: str, lease_s: float = KV_LEASE_S) -> KvManifest:
+    async def export_kv(
+        self, session: str, lease_s: float = KV_LEASE_S, call: str | None = None
+    ) -> KvManifest:
         self._check_awake("export KV")
         raise KvUnavailable(STOCK_KV)
 

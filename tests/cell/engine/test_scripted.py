@@ -148,7 +148,8 @@ async def test_kv_that_is_not_of_its_tokens_fails_the_call(scripted: ScriptedCas
     first, second = await scripted.awake(), await scripted.awake()
     await generate(first, prompt(40))
     manifest = await first.export_kv("s")
-    first._script._kv[manifest.blocks[2], 0, 0, 6, 1, 0] += 1
+    for head, turned in enumerate((1, -1)):
+        first._script._kv[manifest.blocks[2], 0, 0, 6, head, 0] += turned
     assert await second.import_kv(manifest) == 56
     with pytest.raises(EngineFault, match="not finite"):
         await generate(second, prompt(40))

@@ -1,0 +1,161 @@
+"""KV of sessions from the engines of a cell that leaves to those where they go on."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from gyre.actors import Ask, Ref
+from gyre.actors.errors import ActorError, RemoteError
+from gyre.cell.engine.base import KvManifest
+from gyre.cell.messages import ExportKv, ImportKv, ReleaseKv
+from gyre.proxy.router import Seat
+
+log = structlog.get_logger()
+
+# To pin and to acknowledge, which takes no copy; and how much longer than it may take KV stays pinned.
+ASK_TIMEOUT_S = 5.0
+# Engines that gave or took no KV so often in a row give or take none at all, or have no room.
+MOST_REFUSALS = 3
+# Sessions that are moved at once.
+ABREAST = 4
+
+
+@dataclass
+class KvTally:
+    """Sessions whose KV went with them, and by reason those that are computed again."""
+
+    sessions: int = 0
+    tokens: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    recomputed: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: KvTally) -> None:
+        self.sessions += other.sessions
+        self.tokens += other.tokens
+        self.nbytes += other.nbytes
+        self.seconds += other.seconds
+        self.recomputed += other.recomputed
+
+
+@dataclass
+class Moving:
+    """A session on its way from engine to engine; None: there is no other. `call` of it is in flight, if any.
+    `over`, set when it is there or
+    will not come."""
+
+    session: str
+    source: Seat[Ref]
+    to: Seat[Ref] | None
+    call: str | None = None
+    manifest: KvManifest | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Migration:
+    """Of one cell, for the role change `change`: `budget_s` from now on."""
+
+    def __init__(self, change: str, budget_s: float) -> None:
+        self._change = change
+        self._lease_s = budget_s + 2 * ASK_TIMEOUT_S
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = self._clock() + budget_s
+        self._refusals = 0
+        self._abreast = asyncio.Semaphore(ABREAST)
+        self.tally = KvTally()
+
+    async def pin(self, moving: Moving) -> None:
+        """Has the source hold its KV."""
+        if moving.to is None:
+            self._recompute(moving, "no_destination")
+            return
+        ask = ExportKv(session=moving.session, lease_s=self._lease_s, call=moving.call)
+        moving.manifest = await self._ask(moving, moving.source, ask, "pin", ASK_TIMEOUT_S)
+
+    async def move(self, moving: Moving) -> None:
+        """Has the destination read what is pinned, and the source let go of it."""
+        try:
+            if moving.manifest is not None and moving.to is not None:
+                async with self._abreast:
+                    await self._import(moving, moving.manifest, moving.to)
+        finally:
+            moving.over.set()
+
+    async def move_idle(self, moving: Moving) -> None:
+        try:
+            await self.pin(moving)
+        except BaseException:
+            moving.over.set()
+            raise
+        await self.move(moving)
+
+    def leave(self) -> None:
+        """There is no time for a session, or no use."""
+        self.tally.recomputed["left_behind"] += 1
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is time for more, and any use."""
+        return self._clock() < self._deadline and self._refusals < MOST_REFUSALS
+
+    async def _import(self, moving: Moving, manifest: KvManifest, to: Seat[Ref]) -> None:
+        began_s = self._clock()
+        left_s = self._deadline - began_s
+        tokens: int | None = None
+        try:
+            if left_s > 0:
+                tokens = await self._ask(moving, to, ImportKv(manifest=manifest), "import", left_s)
+            else:
+                self._recompute(moving, "budget")
+        finally:
+            # Not counted: what was read was proved then.
+            await self._ask(moving, moving.source, ReleaseKv(pin=manifest.pin), None, ASK_TIMEOUT_S)
+        if tokens is None:
+            return
+        seconds = self._clock() - began_s
+        nbytes = manifest.nbytes * tokens // len(manifest.tokens)
+        self._refusals = 0
+        self.tally.add(KvTally(1, tokens, nbytes, seconds))
+        log.info(
+            "kv_moved",
+            change=self._change,
+            execution=moving.session,
+            call=moving.call,
+            cell=moving.source.key.cell,
+            to_cell=to.key.cell,
+            tokens=tokens,
+            nbytes=nbytes,
+            seconds=round(seconds, 4),
+        )
+
+    async def _ask(
+        self, moving: Moving, seat: Seat[Ref], message: Ask[Any], stage: str | None, timeout_s: float
+    ) -> Any:
+        """None where it fails; of a `stage` that is a session to be computed again."""
+        try:
+            return await seat.ref.ask(message, timeout_s=timeout_s)
+        except (ActorError, TimeoutError) as error:
+            if stage is not None:
+                name = error.type_name if isinstance(error, RemoteError) else type(error).__name__
+                self._refusals += 1
+                self._recompute(moving, f"{stage}_{re.split('[.:]', name)[-1]}", str(error))
+            return None
+
+    def _recompute(self, moving: Moving, reason: str, why: str = "") -> None:
+        self.tally.recomputed[reason] += 1
+        log.info(
+            "kv_not_moved",
+            change=self._change,
+            execution=moving.session,
+            call=moving.call,
+            cell=moving.source.key.cell,
+            to_cell=None if moving.to is None else moving.to.key.cell,
+            reason=reason,
+            why=why,
+        )
