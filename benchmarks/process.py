@@ -14,6 +14,7 @@ import structlog
 
 START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
+LINE_BYTES = 2**24
 
 
 def quiet() -> None:
@@ -55,6 +56,7 @@ async def companion(module: str, *arguments: str, python: str = sys.executable) 
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        limit=LINE_BYTES,
     )
     it = Companion(module, process)
     try:

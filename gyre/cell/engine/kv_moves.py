@@ -22,7 +22,7 @@ Run = Callable[[Callable[[], bool]], Future[bool]]
 log = structlog.get_logger()
 
 # Read while what came before is looked at.
-STEP_BYTES = 32 * 2**20
+STEP_BYTES = 16 * 2**20
 _PROOF_BYTES = 8
 
 
