@@ -139,7 +139,8 @@ async def test_calls_see_nothing_of_role_changes_and_of_what_fails_in_them(
     elastic.assert_one_answer_a_prompt()
     totals = await elastic.proxy.ask(GetProxyTotals())
     assert totals.failed_calls == 0 and totals.reroutes >= ROUNDS // 2
-    assert os.listdir(shm) == ["w0"]
+    # What is left is the core's: weights, its engines' KV, and sockets.
+    assert [name for name in os.listdir(shm) if not name.startswith((".", "kv-0-"))] == ["w0"]
 
 
 async def roles_change_again_and_again(elastic: Elastic, shm: Path) -> None:
@@ -155,7 +156,6 @@ async def roles_change_again_and_again(elastic: Elastic, shm: Path) -> None:
     for name in ("processes", "descriptors", "sockets", "threads", "regions"):
         seen = [getattr(sample, name) for sample in held]
         assert min(seen[-3:]) <= max(seen[4:7]), (name, seen)
-    assert held[-1].regions == 1
 
 
 async def the_core_is_busy(elastic: Elastic) -> None:
