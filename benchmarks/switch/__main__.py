@@ -79,20 +79,21 @@ def summarise(report: Report, direction: str, changes: list[Change]) -> None:
 
 
 def flat(report: Report, held: list[Resources]) -> None:
-    """The least of the last third against the least of the first: what comes and goes is no growth."""
+    """The least of the last third against the least of the one before: what comes and goes is no growth, nor
+    are links between processes that were made when first needed."""
     third = max(1, len(held) // 3)
-    first, last = held[:third], held[-third:]
+    middle, last = held[-2 * third : -third] or held, held[-third:]
 
     def least(samples: list[Resources], name: str) -> int:
         return min(int(msgspec.structs.asdict(sample)[name]) for sample in samples)
 
     for name in FLAT:
         report.figure(name, least(last, name))
-        report.at_most(f"{name}_grown_by", least(last, name) - least(first, name), 0)
+        report.at_most(f"{name}_grown_by", least(last, name) - least(middle, name), 0)
     report.figure("memory_mb", least(last, "memory_bytes") / 1e6)
-    growth = least(last, "memory_bytes") / least(first, "memory_bytes")
+    growth = least(last, "memory_bytes") / least(middle, "memory_bytes")
     report.at_most("memory_growth_ratio", growth, MEMORY_GROWTH)
-    gpu = least(last, "gpu_bytes") - least(first, "gpu_bytes")
+    gpu = least(last, "gpu_bytes") - least(middle, "gpu_bytes")
     report.at_most("gpu_grown_by_bytes", gpu, GPU_GROWTH_BYTES)
 
 

@@ -23,9 +23,10 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     gpu_bytes: int = 0
 
 
-def look(regions: Path, *, cuda: bool) -> Resources:
-    """Now, of this process and all below it."""
-    held = [found for pid in _family(os.getpid()) if (found := _of(pid)) is not None]
+def look(regions: Path, *, cuda: bool, here: bool = True) -> Resources:
+    """Now, of all processes below this one and, if `here`, its own."""
+    pids = [pid for pid in _family(os.getpid()) if here or pid != os.getpid()]
+    held = [found for pid in pids if (found := _of(pid)) is not None]
     memory, descriptors, sockets, threads = (sum(column) for column in zip(*held, strict=True))
     return Resources(
         processes=len(held),

@@ -52,10 +52,12 @@ def test_what_grows_is_found_and_what_comes_and_goes_is_not() -> None:
 
     busy = msgspec.structs.replace(HELD, descriptors=99, memory_bytes=150_000_000)
     assert gates(*[HELD, busy, HELD, busy, HELD, busy]) == set()
+    fewer = msgspec.structs.replace(HELD, sockets=10)
+    assert gates(fewer, fewer, HELD, HELD, HELD, HELD) == set()
     more = msgspec.structs.replace(HELD, threads=21)
-    assert gates(HELD, HELD, HELD, more, more, more) == {"threads_grown_by"}
+    assert gates(HELD, HELD, HELD, HELD, more, more) == {"threads_grown_by"}
     more = msgspec.structs.replace(HELD, memory_bytes=104_000_000)
-    assert gates(HELD, HELD, HELD, more, more, more) == {"memory_growth_ratio"}
+    assert gates(HELD, HELD, HELD, HELD, more, more) == {"memory_growth_ratio"}
 
 
 def test_children_count_with_their_threads_and_descriptors(tmp_path: Path) -> None:

@@ -151,11 +151,13 @@ async def roles_change_again_and_again(elastic: Elastic, shm: Path) -> None:
         there, back = await elastic.there_and_back(1 - turn % 2)
         moved += there.calls
         assert list(back.states_s)[:2] == ["finish_micro_step", "hand_over_contribution"]
-        held.append(look(shm, cuda=False))
+        held.append(look(shm, cuda=False, here=False))
     assert moved >= ROUNDS // 2
-    for name in ("processes", "descriptors", "sockets", "threads", "regions"):
+    # Links between processes, and threads, are made when first needed: benchmarks.switch shows over fifty
+    # changes that they end growing. One left by each change would be 10 here.
+    for name, slack in (("processes", 0), ("regions", 0), ("threads", 6), ("sockets", 9), ("descriptors", 9)):
         seen = [getattr(sample, name) for sample in held]
-        assert min(seen[-3:]) <= max(seen[4:7]), (name, seen)
+        assert min(seen[-2:]) <= max(seen[2:4]) + slack, (name, seen)
 
 
 async def the_core_is_busy(elastic: Elastic) -> None:
