@@ -67,7 +67,9 @@ class RankWorker(Actor):
         name: BackendName = "tcp" if beyond else "cuda_ipc" if self._device.type == "cuda" else "shm"
         where = transport.where if transport.scheme in ("tcp", "ucx") else "127.0.0.1"
         shared = SharedMemory(setup.shm_folder)
-        self._backend = await start_backend(name, where=where, token=node.token, shared=shared)
+        self._backend = await start_backend(
+            name, where=where, token=node.token, shared=shared, device=self._device.index or 0
+        )
 
     async def stopping(self) -> None:
         if (engine := self._rank.engine) is not None:

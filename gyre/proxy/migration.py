@@ -114,6 +114,7 @@ class Migration:
             else:
                 self._recompute(moving, "budget")
         finally:
+            moving.over.set()
             # Not counted: what was read was proved then.
             await self._ask(moving, moving.source, ReleaseKv(pin=manifest.pin), None, ASK_TIMEOUT_S)
         if tokens is None:

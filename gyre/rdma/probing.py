@@ -28,9 +28,12 @@ class Probe(NamedTuple):
     fix: str = ""
 
 
-def make_backend(name: BackendName, *, where: str, token: bytes, shared: SharedMemory) -> Backend:
+def make_backend(
+    name: BackendName, *, where: str, token: bytes, shared: SharedMemory, device: int = 0
+) -> Backend:
     """By its name, not started. `where`: this machine's address, for those that reach other hosts; they need
-    the `token` of the job. `shared`: for those within a host. Raises Unusable."""
+    the `token` of the job. `shared`: for those within a host. `device`: the GPU, for those of GPUs. Raises
+    Unusable."""
     match name:
         case "shm":
             return ShmBackend(shared)
@@ -39,7 +42,7 @@ def make_backend(name: BackendName, *, where: str, token: bytes, shared: SharedM
         case "cuda_ipc":
             from gyre.rdma.cuda_ipc import CudaIpcBackend
 
-            return CudaIpcBackend(shared)
+            return CudaIpcBackend(shared, device)
         case "ucx":
             from gyre.rdma.ucx import UcxBackend
 
@@ -54,11 +57,13 @@ def make_backend(name: BackendName, *, where: str, token: bytes, shared: SharedM
             return NixlBackend(where, token)
 
 
-async def start_backend(name: BackendName, *, where: str, token: bytes, shared: SharedMemory) -> Backend:
+async def start_backend(
+    name: BackendName, *, where: str, token: bytes, shared: SharedMemory, device: int = 0
+) -> Backend:
     """Started; TCP, and a line that says why, where this process cannot use it. OSError where TCP cannot
     listen at `where`."""
     try:
-        backend = make_backend(name, where=where, token=token, shared=shared)
+        backend = make_backend(name, where=where, token=token, shared=shared, device=device)
         await backend.start()
     except (Unusable, OSError) as error:
         if name == "tcp":

@@ -216,8 +216,8 @@ class DrivenEngine:
         reservation = Reservation(manifest)
         try:
             await self._on_lane(partial(self._rollout.reserve, reservation))
-            await moves.fetch(reservation)
-            return await self._on_lane(partial(self._rollout.seal, reservation))
+            check = await moves.fetch(reservation)
+            return await self._on_lane(partial(self._rollout.seal, reservation, check))
         except Exception:
             await self._on_lane(partial(self._rollout.refuse, reservation))
             raise

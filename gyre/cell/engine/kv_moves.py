@@ -17,7 +17,8 @@ from gyre.cell.engine.handover import KvMemory, KvStore, Reservation
 from gyre.rdma import Backend, Extent, RegionHandle, Registration, SharedMemory
 
 # Has a job done where the store belongs to.
-Run = Callable[[Callable[[], bool]], Future[bool]]
+Run = Callable[[Callable[[], None]], Future[None]]
+Check = Callable[[], None]
 
 log = structlog.get_logger()
 
@@ -115,44 +116,55 @@ class KvMoves:
 
     # --- taking -----------------------------------------------------------------------------------
 
-    async def fetch(self, reservation: Reservation) -> None:
-        """Fills its blocks at all ranks. Raises KvUnavailable, RegionError."""
-        manifest = reservation.manifest
+    async def fetch(self, reservation: Reservation) -> Check:
+        """Fills its blocks at all ranks. What it answers is to be done where the store belongs to, before any
+        is findable, and may raise KvUnavailable. Raises KvUnavailable, RegionError."""
         pools = self._opened()
         try:
-            async with asyncio.timeout(manifest.lease_s):
-                await self._fill(pools, reservation)
+            async with asyncio.timeout(reservation.manifest.lease_s):
+                return await self._fill(pools, reservation)
         except TimeoutError:
-            raise KvUnavailable(f"not read within its lease of {manifest.lease_s:g} s") from None
+            why = f"not read within its lease of {reservation.manifest.lease_s:g} s"
+            raise KvUnavailable(why) from None
 
-    async def _fill(self, pools: Sequence[_Pool], reservation: Reservation) -> None:
+    async def _fill(self, pools: Sequence[_Pool], reservation: Reservation) -> Check:
         manifest = reservation.manifest
+        check: Check = _nothing
         pairs = list(zip(reservation.own, reservation.theirs, strict=True))
         if not pairs:
-            return
+            return check
         for rank, pool in enumerate(pools):
             for part in manifest.parts:
                 if part.heads == pool.heads:
-                    await self._straight(rank, pool, part, pairs, manifest)
+                    check = await self._straight(rank, pool, part, pairs, manifest, check)
                 elif part.heads[0] < pool.heads[1] and pool.heads[0] < part.heads[1]:
                     await self._by_staging(rank, part, pairs, manifest)
         # What was read counts only if it was pinned until now.
         assert self._scratch is not None
         await self._backend.read(self._scratch, manifest.proof, [Extent(0, 0, _PROOF_BYTES)])
+        return check
 
     async def _straight(
-        self, rank: int, pool: _Pool, part: KvPart, pairs: list[tuple[int, int]], manifest: KvManifest
-    ) -> None:
+        self,
+        rank: int,
+        pool: _Pool,
+        part: KvPart,
+        pairs: list[tuple[int, int]],
+        manifest: KvManifest,
+        check: Check,
+    ) -> Check:
+        """Into the pool; each step is looked at while the next one is read, the last one by whom it answers
+        to: a job of its own would wait for a pass."""
         nbytes = _block_bytes(part, manifest.layout)
-        checked = partial(_yes)
         for step in _steps(pairs, nbytes):
             extents = [Extent(own * nbytes, theirs * nbytes, nbytes) for own, theirs in step]
-            _, finite = await asyncio.gather(
-                self._backend.read(pool.local, part.region, extents), self._on_lane(checked)
-            )
-            _refuse_unless(finite, part)
-            checked = partial(self._store.is_finite, rank, [own for own, _ in step])
-        _refuse_unless(await self._on_lane(checked), part)
+            reading = self._backend.read(pool.local, part.region, extents)
+            if check is _nothing:
+                await reading
+            else:
+                await asyncio.gather(reading, self._on_lane(check))
+            check = partial(self._look, rank, part, [own for own, _ in step])
+        return check
 
     async def _by_staging(
         self, rank: int, part: KvPart, pairs: list[tuple[int, int]], manifest: KvManifest
@@ -161,13 +173,17 @@ class KvMoves:
         nbytes = _block_bytes(part, manifest.layout)
         async with self._staging(min(len(pairs), max(STEP_BYTES // nbytes, 1)) * nbytes) as staging:
             for step in _steps(pairs, nbytes):
-                extents = [
-                    Extent(at * nbytes, theirs * nbytes, nbytes) for at, (_, theirs) in enumerate(step)
-                ]
+                places = enumerate(step)
+                extents = [Extent(at * nbytes, theirs * nbytes, nbytes) for at, (_, theirs) in places]
                 await self._backend.read(staging, part.region, extents)
                 source = staging.buffer[: len(step) * nbytes]
-                write = partial(self._store.write_kv, rank, [own for own, _ in step], part.heads, source)
-                _refuse_unless(await self._on_lane(write), part)
+                await self._on_lane(partial(self._write, rank, part, [own for own, _ in step], source))
+
+    def _look(self, rank: int, part: KvPart, blocks: Sequence[int]) -> None:
+        _refuse_unless(self._store.is_finite(rank, blocks), part)
+
+    def _write(self, rank: int, part: KvPart, blocks: Sequence[int], source: memoryview) -> None:
+        _refuse_unless(self._store.write_kv(rank, blocks, part.heads, source), part)
 
     @asynccontextmanager
     async def _staging(self, nbytes: int) -> AsyncIterator[Registration]:
@@ -178,8 +194,8 @@ class KvMoves:
             stack.push_async_callback(staging.close)
             yield staging
 
-    async def _on_lane(self, job: Callable[[], bool]) -> bool:
-        return await asyncio.wrap_future(self._run(job))
+    async def _on_lane(self, job: Callable[[], None]) -> None:
+        await asyncio.wrap_future(self._run(job))
 
     def _opened(self) -> list[_Pool]:
         if not self._pools:
@@ -197,8 +213,8 @@ def _steps(pairs: Sequence[tuple[int, int]], nbytes: int) -> Iterator[Sequence[t
         yield pairs[at : at + count]
 
 
-def _yes() -> bool:
-    return True
+def _nothing() -> None:
+    """Nothing is left to be looked at."""
 
 
 def _refuse_unless(finite: bool, part: KvPart) -> None:

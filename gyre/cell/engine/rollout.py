@@ -209,10 +209,11 @@ class Rollout(Generic[Outlet]):
             raise EngineAsleep("the engine is asleep: it has no room for KV")
         self._handover.reserve(reservation, self.version)
 
-    def seal(self, reservation: Reservation) -> int:
-        """What was reserved has its KV."""
+    def seal(self, reservation: Reservation, check: Callable[[], None]) -> int:
+        """What was reserved has its KV, if `check` raises nothing."""
         if self.version is None:
             raise EngineAsleep("the engine fell asleep meanwhile")
+        check()
         tokens = self._handover.seal(reservation, self.version)
         self._imported_tokens += tokens
         manifest = reservation.manifest
