@@ -27,7 +27,8 @@ WARM = 5
 # Of what is private to the processes; allocators keep some of what came and went.
 MEMORY_GROWTH = 1.03
 GPU_GROWTH_BYTES = 64 * 2**20
-FLAT = ("processes", "descriptors", "sockets", "threads", "regions")
+# Between the last two thirds of the changes. Files that are mapped for a copy come and go, two at a time.
+FLAT = {"processes": 0, "descriptors": 4, "sockets": 0, "threads": 0, "regions": 0}
 
 
 async def measure(report: Report, console: Console, shape: Shape, changes: int) -> None:
@@ -87,9 +88,9 @@ def flat(report: Report, held: list[Resources]) -> None:
     def least(samples: list[Resources], name: str) -> int:
         return min(int(msgspec.structs.asdict(sample)[name]) for sample in samples)
 
-    for name in FLAT:
+    for name, limit in FLAT.items():
         report.figure(name, least(last, name))
-        report.at_most(f"{name}_grown_by", least(last, name) - least(middle, name), 0)
+        report.at_most(f"{name}_grown_by", least(last, name) - least(middle, name), limit)
     report.figure("memory_mb", least(last, "memory_bytes") / 1e6)
     growth = least(last, "memory_bytes") / least(middle, "memory_bytes")
     report.at_most("memory_growth_ratio", growth, MEMORY_GROWTH)
