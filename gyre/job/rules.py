@@ -55,6 +55,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "harness.proxy.port": _PORT,
     "harness.proxy.wait_s": _ABOVE_ZERO,
     "harness.proxy.keep_alive_s": _ABOVE_ZERO,
+    "harness.proxy.kv_budget_s": (0, True, 60),
     "harness.proxy.max_body_bytes": _ONE_OR_MORE,
     "tasks.count": _ONE_OR_MORE,
     "tasks.seed": _NOT_NEGATIVE,

@@ -144,10 +144,21 @@ class CudaIpcBackend(Pinning):
         work = asyncio.get_running_loop().create_task(self._reach_and_copy(op, local, there, extents))
         await outlived(lane, local, work)
 
+    def _of_this_process(self, handle: bytes) -> int | None:
+        """Where an allocation of this process begins: CUDA opens those of others only."""
+        for name, shared in self._shared_at.items():
+            if shared.handle == handle:
+                return self._regions[name].pointer - shared.offset
+        return None
+
     async def _reach_and_copy(
         self, op: Op, local: Registered, there: _Grant, extents: Sequence[Extent]
     ) -> None:
         """To its end: an allocation that is reached must be let go of."""
+        if (own := self._of_this_process(there.handle)) is not None:
+            for step in steps(extents, STEP_BYTES):
+                await self._in_thread(self._driver.copy, op, local.pointer, own + there.offset, step)
+            return
         reached = self._reached.setdefault(there.handle, _Reached())
         reached.users += 1
         try:
