@@ -162,8 +162,9 @@ def check(manifest: KvManifest, own: KvLayout, vocab: int) -> None:
         raise KvUnavailable(
             f"{len(tokens)} tokens are not those of {len(blocks)} blocks of {own.block_tokens}"
         )
-    if min(tokens) < 0 or max(tokens) >= vocab:
-        raise KvUnavailable(f"tokens are {min(tokens)} to {max(tokens)}: the model knows 0 to {vocab - 1}")
+    least, most = min(tokens), max(tokens)
+    if least < 0 or most >= vocab:
+        raise KvUnavailable(f"tokens are {least} to {most}: the model knows 0 to {vocab - 1}")
     if min(blocks) < 0:
         raise KvUnavailable(f"a block has the number {min(blocks)}")
     if not 0 < manifest.lease_s < float("inf"):
