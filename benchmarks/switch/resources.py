@@ -65,6 +65,8 @@ def _of(pid: int) -> tuple[int, int, int, int] | None:
     except OSError:
         return None
     fields = dict(line.split(":", 1) for line in lines)
+    if "RssAnon" not in fields:
+        return None
     links = [link for descriptor in descriptors if (link := _link(descriptor)) is not None]
     private = int(fields["RssAnon"].split()[0]) * 1024
     return private, len(links), sum(link.startswith("socket:") for link in links), int(fields["Threads"])

@@ -61,4 +61,6 @@ async def test_a_store_that_never_comes_is_an_error(stores: Ref) -> None:
 
 
 def _children() -> list[int]:
-    return [int(pid) for pid in Path("/proc/self/task", str(os.getpid()), "children").read_text().split()]
+    """Of this node: other tests may have left processes of theirs for those that come."""
+    pids = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
+    return [int(pid) for pid in pids if b"gyre.actors.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]

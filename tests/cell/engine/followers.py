@@ -103,6 +103,8 @@ class Followers:
                 text=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
+            # What it imports may take longer than a meeting waits.
+            self._answer()
         return self._process
 
     def _send(self, order: dict[str, Any]) -> None:
@@ -112,9 +114,8 @@ class Followers:
         pipe.flush()
 
     def _answer(self) -> Any:
-        pipe = self._running().stdout
-        assert pipe is not None
-        return json.loads(pipe.readline())
+        assert self._process is not None and self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
 
 
 def _how(setup: dict[str, Any]) -> dict[str, Any]:
@@ -173,6 +174,7 @@ def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     followers: dict[str, list[_Rank]] = {}
     stores: dict[int, TCPStore] = {}
+    print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
         answer: Any = None
