@@ -27,8 +27,8 @@ WARM = 5
 # Of what is private to the processes; allocators keep some of what came and went.
 MEMORY_GROWTH = 1.03
 GPU_GROWTH_BYTES = 64 * 2**20
-# Between the last two thirds of the changes. Files that are mapped for a copy come and go, two at a time.
-FLAT = {"processes": 0, "descriptors": 4, "sockets": 0, "threads": 0, "regions": 0}
+# Between the last two thirds of the changes. Files are mapped for a copy, and let go of some time later.
+FLAT = {"processes": 0, "descriptors": 0, "mapped": 4, "sockets": 0, "threads": 0, "regions": 0}
 
 
 async def measure(report: Report, console: Console, shape: Shape, changes: int) -> None:

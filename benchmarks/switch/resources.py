@@ -12,11 +12,13 @@ _PROC = Path("/proc")
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over processes. `regions` are files of the shared-memory folder."""
+    """Sums over processes. `regions` are files of the shared-memory folder, `mapped` the descriptors of such
+    files, which are none of the other `descriptors`."""
 
     processes: int
     memory_bytes: int
     descriptors: int
+    mapped: int
     sockets: int
     threads: int
     regions: int
@@ -26,12 +28,13 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 def look(regions: Path, *, cuda: bool, here: bool = True) -> Resources:
     """Now, of all processes below this one and, if `here`, its own."""
     pids = [pid for pid in _family(os.getpid()) if here or pid != os.getpid()]
-    held = [found for pid in pids if (found := _of(pid)) is not None]
-    memory, descriptors, sockets, threads = (sum(column) for column in zip(*held, strict=True))
+    held = [found for pid in pids if (found := _of(pid, regions)) is not None]
+    memory, descriptors, mapped, sockets, threads = (sum(column) for column in zip(*held, strict=True))
     return Resources(
         processes=len(held),
         memory_bytes=memory,
         descriptors=descriptors,
+        mapped=mapped,
         sockets=sockets,
         threads=threads,
         regions=len(os.listdir(regions)),
@@ -56,7 +59,7 @@ def _parent(entry: Path) -> int | None:
         return None
 
 
-def _of(pid: int) -> tuple[int, int, int, int] | None:
+def _of(pid: int, regions: Path) -> tuple[int, ...] | None:
     """None where it has just ended."""
     process = _PROC / str(pid)
     try:
@@ -69,7 +72,9 @@ def _of(pid: int) -> tuple[int, int, int, int] | None:
         return None
     links = [link for descriptor in descriptors if (link := _link(descriptor)) is not None]
     private = int(fields["RssAnon"].split()[0]) * 1024
-    return private, len(links), sum(link.startswith("socket:") for link in links), int(fields["Threads"])
+    mapped = sum(link.startswith(f"{regions}/") for link in links)
+    sockets = sum(link.startswith("socket:") for link in links)
+    return private, len(links) - mapped, mapped, sockets, int(fields["Threads"])
 
 
 def _link(descriptor: Path) -> str | None:

@@ -31,6 +31,7 @@ from gyre.cell.messages import (
     RoleState,
     SaveCheckpoint,
     Snapshot,
+    SnapshotKind,
     StageContribution,
     StepComplete,
     TurnBack,
@@ -371,7 +372,7 @@ class CellActor(Actor):
     async def _ask_rank(self, rank: int, message: Ask[Any]) -> Any:
         return await self._ranks[rank].ask(message, timeout_s=CHANGE_TIMEOUT_S)
 
-    async def _pull(self, kind: Any) -> Snapshot:
+    async def _pull(self, kind: SnapshotKind) -> Snapshot:
         if self._core is not None:
             return await self._core.lease(self._cell, kind)
         assert self._config.core is not None
@@ -379,7 +380,7 @@ class CellActor(Actor):
         snapshot = await self._config.core.ask(get, timeout_s=LOAD_TIMEOUT_S)
         return snapshot if self._far is None else await self._far.bring(snapshot)
 
-    async def _pull_in_time(self, kind: Any) -> Snapshot:
+    async def _pull_in_time(self, kind: SnapshotKind) -> Snapshot:
         try:
             async with asyncio.timeout(self._config.pull_timeout_s):
                 return await self._pull(kind)

@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from gyre.actors import ActorError, Ask, Ref
 from gyre.cell.checkpoints import CheckpointFolder
-from gyre.cell.messages import Manifest, Snapshot, StepCommitted, StepComplete
+from gyre.cell.messages import Manifest, Snapshot, SnapshotKind, StepCommitted, StepComplete
 from gyre.cell.snapshots import SnapshotShelf
 from gyre.cell.training import accept
 from gyre.cell.worker_messages import (
@@ -77,7 +77,7 @@ class Core:
 
     # --- snapshots ------------------------------------------------------------------------------
 
-    async def lease(self, cell: int, kind: Literal["training", "published"]) -> Snapshot:
+    async def lease(self, cell: int, kind: SnapshotKind) -> Snapshot:
         """Waits until the first version is there."""
         await self._ready.wait()
         snapshot, freed = self._shelf.lease(cell, kind)

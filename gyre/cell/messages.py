@@ -12,6 +12,7 @@ from gyre.loss.microstep import MicroStep, MicroStepStats
 from gyre.rdma import RegionHandle
 
 CellRole = Literal["rollout", "train"]
+SnapshotKind = Literal["training", "published"]
 RoleOutcome = Literal["done", "turned_back", "failed"]
 
 
@@ -160,7 +161,7 @@ class GetSnapshot(Ask[Snapshot], frozen=True, kw_only=True):
     """To the core: the newest snapshot of that kind, leased to `cell`."""
 
     cell: int
-    kind: Literal["training", "published"]
+    kind: SnapshotKind
 
 
 class ReleaseSnapshot(Tell, frozen=True, kw_only=True):

@@ -16,12 +16,12 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from gyre.actors import Ask, RemoteError
-from gyre.cell.messages import CellRole, RoleChanged, RoleOutcome, RoleState, Snapshot
+from gyre.cell.messages import CellRole, RoleChanged, RoleOutcome, RoleState, Snapshot, SnapshotKind
 from gyre.cell.states import StateTimes
 from gyre.cell.worker_messages import (
     BeginTraining,
@@ -35,7 +35,7 @@ from gyre.cell.worker_messages import (
 
 AskRanks = Callable[[Ask[Any]], Awaitable[list[Any]]]
 GroupAddress = Callable[[], Awaitable[BuildGroup]]
-Pull = Callable[[Literal["training", "published"]], Awaitable[Snapshot]]
+Pull = Callable[[SnapshotKind], Awaitable[Snapshot]]
 Release = Callable[[Snapshot], Awaitable[None]]
 TellState = Callable[[RoleState], Awaitable[None]]
 
@@ -233,7 +233,7 @@ class RoleChange:
                 if (tried.host, tried.port) == (group.host, group.port):
                     raise
 
-    async def _take_snapshot(self, kind: Literal["training", "published"]) -> None:
+    async def _take_snapshot(self, kind: SnapshotKind) -> None:
         await self._let_go()
         self._snapshot = await self._pull(kind)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from gyre.cell.messages import Snapshot
+from gyre.cell.messages import Snapshot, SnapshotKind
 from gyre.rdma import RegionHandle
 
 
@@ -37,7 +35,7 @@ class SnapshotShelf:
         self.published = self.training
         return self._collect()
 
-    def lease(self, cell: int, kind: Literal["training", "published"]) -> tuple[Snapshot, list[RegionHandle]]:
+    def lease(self, cell: int, kind: SnapshotKind) -> tuple[Snapshot, list[RegionHandle]]:
         """A snapshot for `cell` to read, and the regions that may be freed."""
         version = self.training if kind == "training" else self.published
         self._forget(cell)

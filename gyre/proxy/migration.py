@@ -46,9 +46,8 @@ class KvTally:
 
 @dataclass
 class Moving:
-    """A session on its way from engine to engine; None: there is no other. `call` of it is in flight, if any.
-    `over`, set when it is there or
-    will not come."""
+    """A session on its way from `source` to another engine, if there is one. `call` of it is in flight, if
+    any. `over` is set when its KV is there, or will not come."""
 
     session: str
     source: Seat[Ref]

@@ -49,12 +49,13 @@ class Sample:
 
 @dataclass
 class _Leg:
-    """A call's stay at one engine. `leash` ends it from outside; `leaving`: its cell leaves rollout, and the
-    call waits for its KV, which is `moving`."""
+    """A call's stay at one engine, `over` when it is not there any more. `leash` ends it from outside;
+    `leaving`: its cell leaves rollout, and the call waits for its KV, which is `moving`."""
 
     seat: Seat[Ref]
     leash: asyncio.Timeout
     session: str
+    over: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: bool = False
     change: str = ""
     moving: Moving | None = None
@@ -73,7 +74,6 @@ class Routes:
         self._router: Router[Ref] = Router()
         self._legs: dict[str, _Leg] = {}
         self._opened = asyncio.Event()
-        self._left = asyncio.Event()
 
     def open(self, route: OpenRoute) -> None:
         """This cell admits calls."""
@@ -89,7 +89,7 @@ class Routes:
         with times.measure("stop_admitting"):
             sessions = self._router.sessions_at(cell)
             calls = self._router.close(cell)
-            legs = {call: self._legs[call] for call in calls if call in self._legs}
+            legs = {call: self._legs[call] for call in calls}
             for leg in legs.values():
                 leg.leaving, leg.change = True, change
             going = [self._reserve(call, leg) for call, leg in legs.items()] if migration else []
@@ -102,7 +102,7 @@ class Routes:
                     for leg in legs.values():
                         _cut(leg)
                 else:
-                    await asyncio.gather(*(self._abort(call, leg) for call, leg in legs.items()))
+                    await asyncio.gather(*(_abort(call, leg) for call, leg in legs.items()))
             if migration is not None:
                 with times.measure("migrate"):
                     await asyncio.gather(*(migration.move(moving) for moving in going))
@@ -110,20 +110,21 @@ class Routes:
             for moving in going:
                 moving.over.set()
         with times.measure("hand_over"):
-            while self._router.calls_at(cell):
-                await self._left.wait()
-        went = 0 if migration is None else migration.tally.sessions
+            for leg in legs.values():
+                await leg.over.wait()
+        kv = KvTally() if migration is None else migration.tally
+        recomputed = len(legs) - kv.sessions
         if migration is not None:
             with times.measure("migrate_idle"):
                 await self._move_idle(migration, cell, sessions)
-            self.kv.add(migration.tally)
+            self.kv.add(kv)
         return RouteClosed(
             calls=len(legs),
-            sessions_moved=0 if migration is None else migration.tally.sessions,
-            recomputed=len(legs) - went,
+            sessions_moved=kv.sessions,
+            recomputed=recomputed,
             states_s=times.by_state_s,
-            kv_nbytes=0 if migration is None else migration.tally.nbytes,
-            recomputed_by={} if migration is None else dict(migration.tally.recomputed),
+            kv_nbytes=kv.nbytes,
+            recomputed_by=dict(kv.recomputed),
         )
 
     def _reserve(self, call: str, leg: _Leg) -> Moving:
@@ -236,22 +237,20 @@ class Routes:
         return leg
 
     def _leave(self, call: str) -> None:
-        del self._legs[call]
+        self._legs.pop(call).over.set()
         self._router.end(call)
-        self._left.set()
-        self._left = asyncio.Event()
 
-    async def _abort(self, call: str, leg: _Leg) -> None:
-        """Ends a call at its engine, kindly if that answers in time: so its last tokens are kept."""
-        try:
-            await leg.seat.ref.ask(Abort(call=call), timeout_s=_ABORT_TIMEOUT_S)
-            async with asyncio.timeout(_ABORT_GRACE_S):
-                while self._legs.get(call) is leg:
-                    await self._left.wait()
-        except (TimeoutError, ActorError) as error:
-            log.warning("abort_failed", cell=leg.seat.key.cell, call=call, reason=str(error))
-            if self._legs.get(call) is leg:
-                _cut(leg)
+
+async def _abort(call: str, leg: _Leg) -> None:
+    """Ends a call at its engine, kindly if that answers in time: so its last tokens are kept."""
+    try:
+        await leg.seat.ref.ask(Abort(call=call), timeout_s=_ABORT_TIMEOUT_S)
+        async with asyncio.timeout(_ABORT_GRACE_S):
+            await leg.over.wait()
+    except (TimeoutError, ActorError) as error:
+        log.warning("abort_failed", cell=leg.seat.key.cell, call=call, reason=str(error))
+        if not leg.over.is_set():
+            _cut(leg)
 
 
 async def _collect(seat: Seat[Ref], request: GenerateRequest, sample: Sample) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
-from gyre.rdma.base import Extent, Op, RegionError, RegionHandle, Unusable
+from gyre.rdma.base import RegionError, Unusable
 from gyre.rdma.copying import steps
 from gyre.rdma.cuda_driver import Allocation, CudaError, Driver
+from gyre.rdma.exchange import Transfer
 from gyre.rdma.frames import BadFrame, Begin
 from gyre.rdma.lane import Lane
 from gyre.rdma.memory import Memory, Registered
@@ -126,23 +127,12 @@ class CudaIpcBackend(Pinning):
 
     # --- moving -----------------------------------------------------------------------------------
 
-    async def _copy(
-        self,
-        lane: Lane,
-        op: Op,
-        local: Registered,
-        remote: RegionHandle,
-        extents: Sequence[Extent],
-        grant: bytes,
-    ) -> None:
-        try:
-            there = msgspec.msgpack.decode(grant, type=_Grant)
-        except msgspec.MsgspecError as error:
-            raise BadFrame(f"not a grant: {error}") from error
+    async def _copy(self, lane: Lane, transfer: Transfer) -> None:
+        there = transfer.granted(_Grant)
         if len(there.handle) != 64 or there.offset < 0:
             raise BadFrame("not a grant: no handle of CUDA's")
-        work = asyncio.get_running_loop().create_task(self._reach_and_copy(op, local, there, extents))
-        await outlived(lane, local, work)
+        work = asyncio.get_running_loop().create_task(self._reach_and_copy(transfer, there))
+        await outlived(lane, transfer.local, work)
 
     def _of_this_process(self, handle: bytes) -> int | None:
         """Where an allocation of this process begins: CUDA opens those of others only."""
@@ -151,13 +141,10 @@ class CudaIpcBackend(Pinning):
                 return self._regions[name].pointer - shared.offset
         return None
 
-    async def _reach_and_copy(
-        self, op: Op, local: Registered, there: _Grant, extents: Sequence[Extent]
-    ) -> None:
+    async def _reach_and_copy(self, transfer: Transfer, there: _Grant) -> None:
         """To its end: an allocation that is reached must be let go of."""
         if (own := self._of_this_process(there.handle)) is not None:
-            for step in steps(extents, STEP_BYTES):
-                await self._in_thread(self._driver.copy, op, local.pointer, own + there.offset, step)
+            await self._copy_in_steps(transfer, own + there.offset)
             return
         reached = self._reached.setdefault(there.handle, _Reached())
         reached.users += 1
@@ -165,11 +152,15 @@ class CudaIpcBackend(Pinning):
             if reached.pointer is None:
                 reached.pointer = self._in_thread(self._driver.reach, there.handle)
             remote = await asyncio.shield(reached.pointer) + there.offset
-            for step in steps(extents, STEP_BYTES):
-                await self._in_thread(self._driver.copy, op, local.pointer, remote, step)
+            await self._copy_in_steps(transfer, remote)
         finally:
             reached.users -= 1
             if not reached.users:
                 del self._reached[there.handle]
                 if reached.pointer is not None and reached.pointer.exception() is None:
                     await self._in_thread(self._driver.let_go, reached.pointer.result())
+
+    async def _copy_in_steps(self, transfer: Transfer, remote: int) -> None:
+        op, pointer = transfer.op, transfer.local.pointer
+        for step in steps(transfer.extents, STEP_BYTES):
+            await self._in_thread(self._driver.copy, op, pointer, remote, step)

@@ -8,13 +8,15 @@ import hashlib
 import hmac
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
 
+import msgspec
 import structlog
 
 from gyre.rdma.answering import Answering
 from gyre.rdma.base import DEFAULT_TIMEOUT_S, Extent, Note, Op, RegionError, RegionHandle, Registration
 from gyre.rdma.dialling import Lanes
-from gyre.rdma.frames import MAX_NOTE_BYTES, MAX_PIECES, MAX_TIMEOUT_S, Begin, Done, Go, Tell
+from gyre.rdma.frames import MAX_NOTE_BYTES, MAX_PIECES, MAX_TIMEOUT_S, BadFrame, Begin, Done, Go, Tell
 from gyre.rdma.lane import Lane, LaneLost
 from gyre.rdma.memory import (
     Memory,
@@ -32,7 +34,25 @@ from gyre.rdma.stages import At, expect, told
 # Of one operation; fewer do not pay for another connection.
 STRIPE_BYTES = 16 * 2**20
 
+T = TypeVar("T")
 log = structlog.get_logger()
+
+
+class Transfer(NamedTuple):
+    """What was admitted: bytes of `local`, and of `remote`, which is reached by its holder's `grant`."""
+
+    op: Op
+    local: Registered
+    remote: RegionHandle
+    extents: Sequence[Extent]
+    grant: bytes
+
+    def granted(self, kind: type[T]) -> T:
+        """Raises BadFrame where the grant is none of that kind."""
+        try:
+            return msgspec.msgpack.decode(self.grant, type=kind)
+        except msgspec.MsgspecError as error:
+            raise BadFrame(f"not a grant: {error}") from error
 
 
 class Exchange(abc.ABC):
@@ -57,15 +77,7 @@ class Exchange(abc.ABC):
     # --- what differs -----------------------------------------------------------------------------
 
     @abc.abstractmethod
-    async def _move(
-        self,
-        lane: Lane,
-        op: Op,
-        local: Registered,
-        remote: RegionHandle,
-        extents: Sequence[Extent],
-        grant: bytes,
-    ) -> None:
+    async def _move(self, lane: Lane, transfer: Transfer) -> None:
         """Moves what was admitted. Raises LaneLost, BadFrame, or OSError where the way itself fails."""
 
     @abc.abstractmethod
@@ -236,7 +248,7 @@ class Exchange(abc.ABC):
                 await lane.send(begin)
                 go = expect(await lane.receive(), Go)
                 at.stage = "move"
-                await self._move(lane, op, local, remote, extents, go.grant)
+                await self._move(lane, Transfer(op, local, remote, extents, go.grant))
 
     def _lost(self, peer: str) -> None:
         """It cannot be reached any more, or does not speak as it should."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
-from gyre.rdma.base import Extent, Op, RegionError, RegionHandle, Unusable
+from gyre.rdma.base import RegionError, Unusable
 from gyre.rdma.copying import steps
-from gyre.rdma.frames import BadFrame, Begin
+from gyre.rdma.exchange import Transfer
+from gyre.rdma.frames import Begin
 from gyre.rdma.lane import Lane
 from gyre.rdma.memory import Registered
 from gyre.rdma.pinning import Pinning, outlived
@@ -76,22 +77,11 @@ class MooncakeBackend(Pinning):
     def _grant(self, region: Registered, begin: Begin) -> bytes:
         return msgspec.msgpack.encode(_Grant(self._name, region.pointer))
 
-    async def _copy(
-        self,
-        lane: Lane,
-        op: Op,
-        local: Registered,
-        remote: RegionHandle,
-        extents: Sequence[Extent],
-        grant: bytes,
-    ) -> None:
-        try:
-            there = msgspec.msgpack.decode(grant, type=_Grant)
-        except msgspec.MsgspecError as error:
-            raise BadFrame(f"not a grant: {error}") from error
-        engine = self._engine
-        call = engine.batch_transfer_sync_read if op == "read" else engine.batch_transfer_sync_write
-        for step in steps(extents):
+    async def _copy(self, lane: Lane, transfer: Transfer) -> None:
+        there = transfer.granted(_Grant)
+        engine, local = self._engine, transfer.local
+        call = engine.batch_transfer_sync_read if transfer.op == "read" else engine.batch_transfer_sync_write
+        for step in steps(transfer.extents):
             here = [local.pointer + extent.local for extent in step]
             far = [there.pointer + extent.remote for extent in step]
             sizes = [extent.nbytes for extent in step]

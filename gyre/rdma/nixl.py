@@ -11,9 +11,10 @@ from uuid import uuid4
 
 import msgspec
 
-from gyre.rdma.base import Extent, Op, RegionError, RegionHandle, Unusable
+from gyre.rdma.base import Extent, RegionError, Unusable
 from gyre.rdma.copying import steps
-from gyre.rdma.frames import BadFrame, Begin
+from gyre.rdma.exchange import Transfer
+from gyre.rdma.frames import Begin
 from gyre.rdma.lane import Lane
 from gyre.rdma.memory import Registered
 from gyre.rdma.nixl_agent import Agent
@@ -111,40 +112,29 @@ class NixlBackend(Pinning):
 
     # --- moving -----------------------------------------------------------------------------------
 
-    async def _copy(
-        self,
-        lane: Lane,
-        op: Op,
-        local: Registered,
-        remote: RegionHandle,
-        extents: Sequence[Extent],
-        grant: bytes,
-    ) -> None:
-        try:
-            there = msgspec.msgpack.decode(grant, type=_Grant)
-        except msgspec.MsgspecError as error:
-            raise BadFrame(f"not a grant: {error}") from error
-        known = await self._meet(remote.peer, there.metadata)
+    async def _copy(self, lane: Lane, transfer: Transfer) -> None:
+        there = transfer.granted(_Grant)
+        known = await self._meet(transfer.remote.peer, there.metadata)
         known.users += 1
         try:
-            for step in steps(extents):
-                await self._step(lane, op, local, there.pointer, step, known.name)
+            for step in steps(transfer.extents):
+                await self._step(lane, transfer, there.pointer, step, known.name)
         finally:
             known.users -= 1
 
     async def _step(
-        self, lane: Lane, op: Op, local: Registered, pointer: int, step: Sequence[Extent], name: str
+        self, lane: Lane, transfer: Transfer, pointer: int, step: Sequence[Extent], name: str
     ) -> None:
-        here = [(local.pointer + extent.local, extent.nbytes, 0) for extent in step]
+        here = [(transfer.local.pointer + extent.local, extent.nbytes, 0) for extent in step]
         far = [(pointer + extent.remote, extent.nbytes, 0) for extent in step]
 
         def begin(agent: Any) -> Any:
             descriptions = (agent.get_xfer_descs(some, "DRAM") for some in (here, far))
-            return agent.initialize_xfer(op.upper(), *descriptions, name)
+            return agent.initialize_xfer(transfer.op.upper(), *descriptions, name)
 
         work = self._running.move(begin)
         try:
-            await outlived(lane, local, work)
+            await outlived(lane, transfer.local, work)
         except asyncio.CancelledError:
             self._running.give_up(work)
             raise

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from gyre.rdma.base import Extent, Op, RegionHandle
-from gyre.rdma.exchange import Exchange
+from gyre.rdma.exchange import Exchange, Transfer
 from gyre.rdma.frames import Begin, Done, Go
 from gyre.rdma.lane import Lane, LaneLost
 from gyre.rdma.memory import Registered
@@ -22,32 +21,16 @@ class Pinning(Exchange):
     was moved counts when the holder, asked after it, still had the memory."""
 
     @abc.abstractmethod
-    async def _copy(
-        self,
-        lane: Lane,
-        op: Op,
-        local: Registered,
-        remote: RegionHandle,
-        extents: Sequence[Extent],
-        grant: bytes,
-    ) -> None:
+    async def _copy(self, lane: Lane, transfer: Transfer) -> None:
         """Moves the bytes. Raises OSError, LaneLost. Cancelled, it returns when it no longer touches memory,
-        or has the lane and `local` kept until then."""
+        or has the lane and the local memory kept until then."""
 
     @abc.abstractmethod
     def _grant(self, region: Registered, begin: Begin) -> bytes:
         """What a peer needs to reach the memory. Raises OSError where it cannot."""
 
-    async def _move(
-        self,
-        lane: Lane,
-        op: Op,
-        local: Registered,
-        remote: RegionHandle,
-        extents: Sequence[Extent],
-        grant: bytes,
-    ) -> None:
-        await while_alive(lane, self._copy(lane, op, local, remote, extents, grant))
+    async def _move(self, lane: Lane, transfer: Transfer) -> None:
+        await while_alive(lane, self._copy(lane, transfer))
         await lane.send(Done())
         expect(await lane.receive(), Done)
 

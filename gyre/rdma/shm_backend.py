@@ -11,7 +11,8 @@ import msgspec
 
 from gyre.rdma.base import Extent, Op, RegionError, RegionHandle
 from gyre.rdma.copying import Copier
-from gyre.rdma.frames import BadFrame, Begin
+from gyre.rdma.exchange import Transfer
+from gyre.rdma.frames import Begin
 from gyre.rdma.lane import Lane
 from gyre.rdma.memory import Registered, of_host
 from gyre.rdma.pinning import Pinning
@@ -93,23 +94,13 @@ class ShmBackend(Pinning):
                 async with asyncio.timeout(timeout_s):
                     await self._copy_mapped(op, local, remote, extents)
 
-    async def _copy(
-        self,
-        lane: Lane,
-        op: Op,
-        local: Registered,
-        remote: RegionHandle,
-        extents: Sequence[Extent],
-        grant: bytes,
-    ) -> None:
-        try:
-            there = msgspec.msgpack.decode(grant, type=_Grant)
-        except msgspec.MsgspecError as error:
-            raise BadFrame(f"not a grant: {error}") from error
+    async def _copy(self, lane: Lane, transfer: Transfer) -> None:
+        there = transfer.granted(_Grant)
         if there.pointer == 0:
-            await self._copy_mapped(op, local, remote, extents)
+            await self._copy_mapped(transfer.op, transfer.local, transfer.remote, transfer.extents)
         else:
-            await self._copier.copy(op, local.pointer, there.pointer, extents, _process(lane))
+            pointer, process = transfer.local.pointer, _process(lane)
+            await self._copier.copy(transfer.op, pointer, there.pointer, transfer.extents, process)
 
     async def _copy_mapped(
         self, op: Op, local: Registered, remote: RegionHandle, extents: Sequence[Extent]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
-from gyre.rdma.base import Extent, Op, RegionHandle
-from gyre.rdma.exchange import Exchange
+from gyre.rdma.exchange import Exchange, Transfer
 from gyre.rdma.frames import Begin, Done, Go
 from gyre.rdma.lane import Lane
 from gyre.rdma.memory import Registered
@@ -30,17 +28,9 @@ class TcpBackend(Exchange):
     async def _detach(self, region: Registered) -> None:
         pass
 
-    async def _move(
-        self,
-        lane: Lane,
-        op: Op,
-        local: Registered,
-        remote: RegionHandle,
-        extents: Sequence[Extent],
-        grant: bytes,
-    ) -> None:
-        views = [local.view(extent.local, extent.nbytes) for extent in extents]
-        if op == "read":
+    async def _move(self, lane: Lane, transfer: Transfer) -> None:
+        views = [transfer.local.view(extent.local, extent.nbytes) for extent in transfer.extents]
+        if transfer.op == "read":
             await lane.receive_bytes(views)
         else:
             await lane.send_bytes(views)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import msgspec
 
 from gyre.actors.transport import TransportUnusable
 from gyre.actors.transport.ucx_worker import UcxWorker
-from gyre.rdma.base import Extent, Op, RegionHandle, Unusable
-from gyre.rdma.exchange import Exchange
+from gyre.rdma.base import Unusable
+from gyre.rdma.exchange import Exchange, Transfer
 from gyre.rdma.frames import BadFrame, Begin, Done, Go
 from gyre.rdma.lane import Lane
 from gyre.rdma.memory import Registered
@@ -180,23 +180,12 @@ class UcxBackend(Exchange):
     def _hint(self, lane: Lane) -> bytes:
         return self._end(lane).address
 
-    async def _move(
-        self,
-        lane: Lane,
-        op: Op,
-        local: Registered,
-        remote: RegionHandle,
-        extents: Sequence[Extent],
-        grant: bytes,
-    ) -> None:
-        try:
-            there = msgspec.msgpack.decode(grant, type=_Grant)
-        except msgspec.MsgspecError as error:
-            raise BadFrame(f"not a grant: {error}") from error
+    async def _move(self, lane: Lane, transfer: Transfer) -> None:
+        there = transfer.granted(_Grant)
         end = self._end(lane)
         end.meet(there.worker)
-        views = [local.view(extent.local, extent.nbytes) for extent in extents]
-        moving = end.receive(views, there.tag) if op == "read" else end.send(views, there.tag)
+        views = [transfer.local.view(extent.local, extent.nbytes) for extent in transfer.extents]
+        moving = end.receive(views, there.tag) if transfer.op == "read" else end.send(views, there.tag)
         await self._moved(lane, moving)
         expect(await lane.receive(), Done)
 

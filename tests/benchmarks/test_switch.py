@@ -16,7 +16,9 @@ from gyre.cell.messages import CellUp
 from gyre.schedule.roster import CellLife
 from gyre.schedule.transitions import Change
 
-HELD = Resources(processes=6, memory_bytes=100_000_000, descriptors=90, sockets=30, threads=20, regions=1)
+HELD = Resources(
+    processes=6, memory_bytes=100_000_000, descriptors=90, mapped=4, sockets=30, threads=20, regions=1
+)
 
 
 def change(**states_s: float) -> Change:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import pytest
 
 from gyre.actors import RemoteError
-from gyre.cell.messages import RoleState, Snapshot
+from gyre.cell.messages import RoleState, Snapshot, SnapshotKind
 from gyre.cell.role_change import TO_ROLLOUT, TO_TRAIN, RoleChange
 from gyre.cell.worker_messages import (
     BeginTraining,
@@ -76,7 +76,7 @@ class Change:
     async def _group(self) -> BuildGroup:
         return self.groups.pop(0) if len(self.groups) > 1 else self.groups[0]
 
-    async def _pull(self, kind: Literal["training", "published"]) -> Snapshot:
+    async def _pull(self, kind: SnapshotKind) -> Snapshot:
         self.ranks.asked.append(f"pull {kind}")
         fault = self.pull_fails.pop(0) if self.pull_fails else None
         if fault is not None:

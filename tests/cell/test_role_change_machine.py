@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.actors import Ask
-from gyre.cell.messages import RoleChanged, RoleState, Snapshot
+from gyre.cell.messages import RoleChanged, RoleState, Snapshot, SnapshotKind
 from gyre.cell.role_change import TO_ROLLOUT, TO_TRAIN, RoleChange
 from gyre.cell.worker_messages import (
     BeginTraining,
@@ -86,7 +86,7 @@ class ModelCell:
             raise Fault
         return [None] * RANKS
 
-    async def pull(self, kind: Literal["training", "published"]) -> Snapshot:
+    async def pull(self, kind: SnapshotKind) -> Snapshot:
         if self._next_fault() is not None:
             raise Fault
         self.leases.add(self.asked)

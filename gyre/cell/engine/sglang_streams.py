@@ -74,15 +74,9 @@ class Streams:
 
     async def call_back(self) -> None:
         """Ends all at the server. They are sent again, with what they have, when calls are admitted."""
-        async with asyncio.timeout(ABORT_TIMEOUT_S):
-            while live := [call for call in self._live.values() if call.sent and not call.ended.is_set()]:
-                for call in live:
-                    call.recalled = True
-                await self._abort_at_server(live, True)
-                waits = [asyncio.ensure_future(call.settled.wait()) for call in live]
-                await asyncio.wait(waits, timeout=ABORT_AGAIN_S)
-                for wait in waits:
-                    wait.cancel()
+        for call in self._live.values():
+            call.recalled = True
+        await self._end_at_server([*self._live.values()], True)
 
     def finish_all(self) -> None:
         """Ends all at once, whatever the server still does."""
@@ -153,16 +147,20 @@ class Streams:
 
     async def _end(self, calls: Sequence[Call], everything: bool) -> None:
         with contextlib.suppress(TimeoutError, EngineFault):
-            async with asyncio.timeout(ABORT_TIMEOUT_S):
-                # The server does nothing for a call that has not reached it yet.
-                while live := [call for call in calls if call.sent and not call.ended.is_set()]:
-                    await self._abort_at_server(live, everything)
-                    waits = [asyncio.ensure_future(call.ended.wait()) for call in live]
-                    await asyncio.wait(waits, timeout=ABORT_AGAIN_S)
-                    for wait in waits:
-                        wait.cancel()
+            await self._end_at_server(calls, everything)
         for call in calls:
             call.finish("abort")
+
+    async def _end_at_server(self, calls: Sequence[Call], everything: bool) -> None:
+        """Returns when none of them is there any more. Raises TimeoutError, EngineFault."""
+        async with asyncio.timeout(ABORT_TIMEOUT_S):
+            # The server does nothing for a call that has not reached it yet.
+            while live := [call for call in calls if call.sent and not call.ended.is_set()]:
+                await self._abort_at_server(live, everything)
+                waits = [asyncio.ensure_future(call.settled.wait()) for call in live]
+                await asyncio.wait(waits, timeout=ABORT_AGAIN_S)
+                for wait in waits:
+                    wait.cancel()
 
     async def _abort_at_server(self, calls: Sequence[Call], everything: bool) -> None:
         bodies = [{"abort_all": True}] if everything else [{"rid": call.rid} for call in calls]
