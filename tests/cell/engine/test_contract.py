@@ -366,7 +366,8 @@ async def test_fifty_cycles_of_sleep_wake_and_update_leave_nothing(case: Case) -
     counts = [await cycle(2 * number) for number in range(55)]
     # The least of five: an ended call's connection may be open a moment longer than the call.
     before, after = (tuple(map(min, zip(*part, strict=True))) for part in (counts[:5], counts[-5:]))
-    assert after[:2] == before[:2]
+    # Of threads and descriptors there may be fewer: in all of the first cycles such a connection was open.
+    assert after[0] <= before[0] and after[1] <= before[1]
     assert after[2] - before[2] < 8e6
     assert after[3] <= before[3]
 
