@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.rdma.backends import made
 from gyre.cell.engine import KvManifest, KvPart
+from gyre.cell.engine.base import SUM_BYTES
 from gyre.cell.engine.handover import Reservation
 from gyre.cell.engine.kv_moves import KvHome
 from gyre.cell.engine.native import NativeEngine
@@ -93,6 +94,7 @@ class Bench:
     def _write(self, session: str) -> None:
         rollout, runner = self.engine._rollout, self.engine._rollout._runner
         tokens = tokens_of(session)
+        blocks = len(tokens) // BLOCK_TOKENS
         layout = runner.kv_layout(0)
         (memory,) = runner.kv_memory()
         nothing = RegionHandle(backend="", name="none", nbytes=2**62)
@@ -101,8 +103,8 @@ class Bench:
                 session=session,
                 layout=layout,
                 tokens=tokens,
-                blocks=tuple(range(len(tokens) // BLOCK_TOKENS)),
-                parts=(KvPart(heads=memory.heads, region=nothing),),
+                blocks=tuple(range(blocks)),
+                parts=(KvPart(heads=memory.heads, region=nothing, sums=bytes(SUM_BYTES * blocks)),),
                 pin="",
                 proof=nothing,
                 lease_s=1.0,

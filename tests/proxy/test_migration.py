@@ -135,7 +135,7 @@ async def link_drops(cell: Cell, manifest: KvManifest) -> None:
 
 async def block_is_corrupt(cell: Cell, manifest: KvManifest) -> None:
     assert isinstance(cell.engine, ScriptedEngine)
-    cell.engine._script._kv[manifest.blocks[3], 0, 1, 2, 1, 0] ^= np.int32(4)
+    cell.engine._script._kv[manifest.blocks[3], 0, 1, 2, :, 0] ^= np.int32(4)
 
 
 async def destination_dies(cell: Cell, manifest: KvManifest) -> None:

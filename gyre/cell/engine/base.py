@@ -17,6 +17,8 @@ FinishReason = Literal["stop", "length", "abort"]
 
 # How long KV stays pinned where nobody says that it was read, or is not wanted any more.
 KV_LEASE_S = 30.0
+# Of the sum of a block.
+SUM_BYTES = 8
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,10 +138,12 @@ def divides(heads: int, kv_heads: int, ranks: int) -> bool:
 
 
 class KvPart(msgspec.Struct, frozen=True, kw_only=True):
-    """KV heads [heads[0], heads[1]) of a pool, in the memory of one rank: its blocks, one after the other."""
+    """KV heads [heads[0], heads[1]) of a pool, in the memory of one rank: its blocks, one after the other.
+    `sums` are those of the manifest's blocks as they were pinned, 8 bytes each, little-endian."""
 
     heads: tuple[int, int]
     region: RegionHandle
+    sums: bytes
 
 
 class KvManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,7 +225,7 @@ class Engine(Protocol):
     async def import_kv(self, manifest: KvManifest) -> int:
         """Reads it into blocks of its own, which are reserved first, and makes it findable for prompts that
         start with its tokens: how many of them, since only what fits beside the KV of live calls is taken.
-        Passes go on meanwhile. Checks layout, sizes and numbers. Raises KvUnavailable, EngineAsleep,
+        Passes go on meanwhile. Checks layout, sizes and sums. Raises KvUnavailable, EngineAsleep,
         RegionError; then nothing more of it is findable, and nothing reserved."""
 
     def metrics(self) -> EngineMetrics:

@@ -174,13 +174,13 @@ class DrivenEngine:
             self._submit(partial(self._rollout.unpin, pin))
             raise
         self._leases[pin] = asyncio.get_running_loop().call_later(lease_s, self._expire, pin)
-        layout, tokens, blocks = pinned
+        layout, tokens, blocks, sums = pinned
         return KvManifest(
             session=session,
             layout=layout,
             tokens=tokens,
             blocks=blocks,
-            parts=moves.parts(),
+            parts=moves.parts(sums),
             pin=pin,
             proof=proof,
             lease_s=lease_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from gyre.cell.engine.base import KvLayout, KvManifest, KvUnavailable, head_bytes
+from gyre.cell.engine.base import SUM_BYTES, KvLayout, KvManifest, KvUnavailable, head_bytes
 from gyre.cell.engine.blocks import BlockPool, CachedBlock
 from gyre.rdma import RegionHandle
 
@@ -37,17 +37,22 @@ class KvStore(Protocol):
     def is_finite(self, rank: int, blocks: Sequence[int]) -> bool:
         """Whether all numbers in these blocks of a rank are."""
 
-    def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bool:
-        """Fills those of a rank's heads of the blocks that `source` has: `heads` of as many blocks. False,
-        and nothing is written, where a number there is not finite."""
+    def sums(self, rank: int, blocks: Sequence[int]) -> bytes:
+        """Of these blocks of a rank, SUM_BYTES each: all their bytes added up as little-endian words of 8, or
+        of 4 where a block is not a multiple of 8."""
+
+    def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bytes:
+        """Fills those of a rank's heads of the blocks that `source` has: `heads` of as many blocks. Answers
+        the sums of what is there."""
 
 
 class Pinned(NamedTuple):
-    """What a manifest says of a pin."""
+    """What a manifest says of a pin; the sums of its blocks by rank."""
 
     layout: KvLayout
     tokens: tuple[int, ...]
     blocks: tuple[int, ...]
+    sums: tuple[bytes, ...]
 
 
 class Reservation:
@@ -87,14 +92,19 @@ class Handover:
         chain = self._pool.match(digests, tokens)
         if not chain:
             raise KvUnavailable(f"no KV of session {session} is here: {len(tokens)} tokens are known of it")
-        self._store.settle()
+        blocks = tuple(entry.block for entry in chain)
+        sums = self._sums(session, blocks)
         self._pool.hold(chain)
         self._pins[pin] = chain
-        return Pinned(
-            self._store.kv_layout(version),
-            tuple(tokens[: len(chain) * size]),
-            tuple(entry.block for entry in chain),
-        )
+        return Pinned(self._store.kv_layout(version), tuple(tokens[: len(chain) * size]), blocks, sums)
+
+    def _sums(self, session: str, blocks: Sequence[int]) -> tuple[bytes, ...]:
+        self._store.settle()
+        ranks = range(len(self._store.kv_memory()))
+        if not all(self._store.is_finite(rank, blocks) for rank in ranks):
+            # In a block that is used again later even what is masked would spoil sums.
+            raise KvUnavailable(f"the KV of session {session} has numbers that are not finite")
+        return tuple(self._store.sums(rank, blocks) for rank in ranks)
 
     def unpin(self, pin: str) -> None:
         """Nothing where there is no such pin."""
@@ -178,5 +188,7 @@ def check(manifest: KvManifest, own: KvLayout, vocab: int) -> None:
         needed = (max(blocks) + 1) * (last - first) * head_bytes(own)
         if part.region.nbytes < needed:
             raise KvUnavailable(f"region {part.region.name} has {part.region.nbytes} bytes, not {needed}")
+        if len(part.sums) != len(blocks) * SUM_BYTES:
+            raise KvUnavailable(f"{len(part.sums)} bytes are not the sums of {len(blocks)} blocks")
     if covered != own.kv_heads:
         raise KvUnavailable(f"its parts hold {covered} KV heads, the model has {own.kv_heads}")

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import structlog
 
-from gyre.cell.engine.base import KvLayout, KvManifest, KvPart, KvUnavailable, head_bytes
+from gyre.cell.engine.base import SUM_BYTES, KvLayout, KvPart, KvUnavailable, head_bytes
 from gyre.cell.engine.handover import KvMemory, KvStore, Reservation
 from gyre.rdma import Backend, Extent, RegionHandle, Registration, SharedMemory
 
@@ -53,6 +53,14 @@ class _Pool(NamedTuple):
     heads: tuple[int, int]
     local: Registration
     handle: RegionHandle
+
+
+class _Step(NamedTuple):
+    """Blocks that are read together, and the sums of what they are to hold."""
+
+    own: Sequence[int]
+    theirs: Sequence[int]
+    sums: bytes
 
 
 class KvMoves:
@@ -108,10 +116,11 @@ class KvMoves:
             await proof.close()
         return proof is not None
 
-    def parts(self) -> tuple[KvPart, ...]:
-        """Each head once: ranks may hold the same one."""
+    def parts(self, sums: Sequence[bytes]) -> tuple[KvPart, ...]:
+        """Each head once: ranks may hold the same one. `sums` of the blocks by rank."""
+        held = zip(self._pools, sums, strict=True)
         return tuple(
-            {pool.heads: KvPart(heads=pool.heads, region=pool.handle) for pool in self._pools}.values()
+            {p.heads: KvPart(heads=p.heads, region=p.handle, sums=known) for p, known in held}.values()
         )
 
     # --- taking -----------------------------------------------------------------------------------
@@ -130,15 +139,14 @@ class KvMoves:
     async def _fill(self, pools: Sequence[_Pool], reservation: Reservation) -> Check:
         manifest = reservation.manifest
         check: Check = _nothing
-        pairs = list(zip(reservation.own, reservation.theirs, strict=True))
-        if not pairs:
+        if not reservation.own:
             return check
         for rank, pool in enumerate(pools):
             for part in manifest.parts:
                 if part.heads == pool.heads:
-                    check = await self._straight(rank, pool, part, pairs, manifest, check)
+                    check = await self._straight(rank, pool, part, reservation, check)
                 elif part.heads[0] < pool.heads[1] and pool.heads[0] < part.heads[1]:
-                    await self._by_staging(rank, part, pairs, manifest)
+                    await self._by_staging(rank, part, reservation)
         # What was read counts only if it was pinned until now.
         assert self._scratch is not None
         await self._backend.read(self._scratch, manifest.proof, [Extent(0, 0, _PROOF_BYTES)])
@@ -149,41 +157,40 @@ class KvMoves:
         rank: int,
         pool: _Pool,
         part: KvPart,
-        pairs: list[tuple[int, int]],
-        manifest: KvManifest,
+        reservation: Reservation,
         check: Check,
     ) -> Check:
         """Into the pool; each step is looked at while the next one is read, the last one by whom it answers
         to: a job of its own would wait for a pass."""
-        nbytes = _block_bytes(part, manifest.layout)
-        for step in _steps(pairs, nbytes):
-            extents = [Extent(own * nbytes, theirs * nbytes, nbytes) for own, theirs in step]
+        nbytes = _block_bytes(part, reservation.manifest.layout)
+        for step in _steps(reservation, part, nbytes):
+            pairs = zip(step.own, step.theirs, strict=True)
+            extents = [Extent(own * nbytes, theirs * nbytes, nbytes) for own, theirs in pairs]
             reading = self._backend.read(pool.local, part.region, extents)
             if check is _nothing:
                 await reading
             else:
                 await asyncio.gather(reading, self._on_lane(check))
-            check = partial(self._look, rank, part, [own for own, _ in step])
+            check = partial(self._look, rank, part, step)
         return check
 
-    async def _by_staging(
-        self, rank: int, part: KvPart, pairs: list[tuple[int, int]], manifest: KvManifest
-    ) -> None:
+    async def _by_staging(self, rank: int, part: KvPart, reservation: Reservation) -> None:
         """Where this rank has other heads than the part."""
-        nbytes = _block_bytes(part, manifest.layout)
-        async with self._staging(min(len(pairs), max(STEP_BYTES // nbytes, 1)) * nbytes) as staging:
-            for step in _steps(pairs, nbytes):
-                places = enumerate(step)
-                extents = [Extent(at * nbytes, theirs * nbytes, nbytes) for at, (_, theirs) in places]
+        nbytes = _block_bytes(part, reservation.manifest.layout)
+        blocks = min(len(reservation.own), max(STEP_BYTES // nbytes, 1))
+        async with self._staging(blocks * nbytes) as staging:
+            for step in _steps(reservation, part, nbytes):
+                places = enumerate(step.theirs)
+                extents = [Extent(at * nbytes, theirs * nbytes, nbytes) for at, theirs in places]
                 await self._backend.read(staging, part.region, extents)
-                source = staging.buffer[: len(step) * nbytes]
-                await self._on_lane(partial(self._write, rank, part, [own for own, _ in step], source))
+                source = staging.buffer[: len(step.own) * nbytes]
+                await self._on_lane(partial(self._write, rank, part, step, source))
 
-    def _look(self, rank: int, part: KvPart, blocks: Sequence[int]) -> None:
-        _refuse_unless(self._store.is_finite(rank, blocks), part)
+    def _look(self, rank: int, part: KvPart, step: _Step) -> None:
+        _compare(self._store.sums(rank, step.own), step, part)
 
-    def _write(self, rank: int, part: KvPart, blocks: Sequence[int], source: memoryview) -> None:
-        _refuse_unless(self._store.write_kv(rank, blocks, part.heads, source), part)
+    def _write(self, rank: int, part: KvPart, step: _Step, source: memoryview) -> None:
+        _compare(self._store.write_kv(rank, step.own, part.heads, source), step, part)
 
     @asynccontextmanager
     async def _staging(self, nbytes: int) -> AsyncIterator[Registration]:
@@ -207,17 +214,21 @@ def _block_bytes(part: KvPart, layout: KvLayout) -> int:
     return (part.heads[1] - part.heads[0]) * head_bytes(layout)
 
 
-def _steps(pairs: Sequence[tuple[int, int]], nbytes: int) -> Iterator[Sequence[tuple[int, int]]]:
+def _steps(reservation: Reservation, part: KvPart, nbytes: int) -> Iterator[_Step]:
     count = max(STEP_BYTES // nbytes, 1)
-    for at in range(0, len(pairs), count):
-        yield pairs[at : at + count]
+    own, theirs = reservation.own, reservation.theirs
+    sums = part.sums[len(reservation.chain) * SUM_BYTES :]
+    for at in range(0, len(own), count):
+        end = min(at + count, len(own))
+        yield _Step(own[at:end], theirs[at:end], sums[at * SUM_BYTES : end * SUM_BYTES])
 
 
 def _nothing() -> None:
     """Nothing is left to be looked at."""
 
 
-def _refuse_unless(finite: bool, part: KvPart) -> None:
-    if not finite:
-        # In a block that is used again later even what is masked would spoil sums.
-        raise KvUnavailable(f"region {part.region.name} holds numbers that are not finite")
+def _compare(sums: bytes, step: _Step, part: KvPart) -> None:
+    if sums != step.sums:
+        read, pinned = (memoryview(found).cast("q") for found in (sums, step.sums))
+        wrong = [block for at, block in enumerate(step.theirs) if read[at] != pinned[at]]
+        raise KvUnavailable(f"region {part.region.name} had other bytes in its blocks {wrong} when pinned")

@@ -174,7 +174,12 @@ class Lead:
             return self._runner.is_finite(rank, blocks)
         return kv_bytes.is_finite(self._pools[rank - 1].data, blocks)
 
-    def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bool:
+    def sums(self, rank: int, blocks: Sequence[int]) -> bytes:
+        if rank == 0:
+            return self._runner.sums(rank, blocks)
+        return kv_bytes.sums(self._pools[rank - 1].data, blocks)
+
+    def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bytes:
         if rank == 0:
             return self._runner.write_kv(rank, blocks, heads, source)
         pool = self._pools[rank - 1]

@@ -146,7 +146,10 @@ class Runner:
     def is_finite(self, rank: int, blocks: Sequence[int]) -> bool:
         return kv_bytes.is_finite(self.kv.data, blocks)
 
-    def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bool:
+    def sums(self, rank: int, blocks: Sequence[int]) -> bytes:
+        return kv_bytes.sums(self.kv.data, blocks)
+
+    def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bytes:
         """Those of its heads that this rank holds."""
         return kv_bytes.write_blocks(self.kv.data, blocks, self.heads_of(self._share), heads, source)
 

@@ -263,10 +263,14 @@ class _Script:
         found = self._kv[list(blocks)]
         return bool((found[..., 0, :] == ~found[..., 1, :]).all())
 
-    def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bool:
+    def sums(self, rank: int, blocks: Sequence[int]) -> bytes:
+        return _sums(self._kv[list(blocks)])
+
+    def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bytes:
         shape = (-1, *self._shape[1:4], heads[1] - heads[0], 1)
-        self._kv[list(blocks), :, :, :, heads[0] : heads[1]] = np.frombuffer(source, np.int32).reshape(shape)
-        return True
+        found = np.frombuffer(source, np.int32).reshape(shape)
+        self._kv[list(blocks), :, :, :, heads[0] : heads[1]] = found
+        return _sums(found)
 
     def _write(self, span: Span) -> None:
         places = np.arange(span.start, span.start + span.count)
@@ -285,3 +289,8 @@ class _Script:
         if not ((found[..., 0] == expected).all() and (found[..., 1] == ~expected).all()):
             return 0, float("nan")
         return self._sample(span.sequence.request, tokens, self._version)
+
+
+def _sums(blocks: NDArray[np.int32]) -> bytes:
+    words: NDArray[np.int64] = blocks.reshape(len(blocks), -1).view(np.int64)
+    return bytes(words.sum(1).data)

@@ -21,7 +21,7 @@ from gyre.cell.engine import (
     KvUnavailable,
     SamplingParams,
 )
-from gyre.cell.engine.base import head_bytes
+from gyre.cell.engine.base import SUM_BYTES, head_bytes
 from gyre.rdma import RegionError, RegionHandle
 from tests.cell.engine.calls import VOCAB, chunks_of, generate, joined, prompt, request, until
 from tests.cell.engine.conftest import Case
@@ -170,7 +170,8 @@ async def test_parts_of_two_ranks_go_into_one(case: Case) -> None:
 def split_heads(case: Case, manifest: KvManifest) -> KvManifest:
     """The same KV as two ranks with half of the heads each have it."""
     layout = manifest.layout
-    line = head_bytes(layout) // (layout.layers * 2 * layout.block_tokens)
+    rows = layout.layers * 2 * layout.block_tokens
+    line = head_bytes(layout) // rows
     held: list[Any] = []
     for part in manifest.parts:
         with case.regions.open(part.region) as source:
@@ -180,10 +181,41 @@ def split_heads(case: Case, manifest: KvManifest) -> KvManifest:
     parts = []
     for rank, heads in enumerate(((0, 1), (1, layout.kv_heads))):
         piece = whole[:, heads[0] : heads[1]].tobytes()
+        words = np.frombuffer(piece, np.int64).reshape(len(whole) // rows, -1)[list(manifest.blocks)]
         with case.regions.allocate(f"half-{rank}", len(piece)) as region:
             region.buffer[:] = piece
-            parts.append(KvPart(heads=heads, region=region.handle))
+            parts.append(KvPart(heads=heads, region=region.handle, sums=words.sum(1).tobytes()))
     return replace(manifest, parts=tuple(parts))
+
+
+@pytest.mark.parametrize("heads", ["as they are", "split"])
+async def test_a_block_that_is_not_what_was_pinned_is_not_taken_over(case: Case, heads: str) -> None:
+    """One bit of it is another, and all numbers are finite."""
+    first, second = await case.awake(), await case.awake()
+    await generate(first, prompt(40))
+    async with exported(first) as manifest:
+        broken = split_heads(case, manifest) if heads == "split" else manifest
+        part = broken.parts[-1]
+        nbytes = head_bytes(manifest.layout) * (part.heads[1] - part.heads[0])
+        corrupt(case, part.region, manifest.blocks[5] * nbytes + nbytes // 2)
+        with pytest.raises(KvUnavailable, match=rf"blocks \[{manifest.blocks[5]}\]"):
+            await second.import_kv(broken)
+        assert second.metrics().kv_blocks_used == 0
+        # What is not asked for does not matter.
+        few = replace(
+            broken,
+            tokens=broken.tokens[:40],
+            blocks=broken.blocks[:5],
+            parts=tuple(replace(p, sums=p.sums[: 5 * SUM_BYTES]) for p in broken.parts),
+        )
+        assert await second.import_kv(few) == 40
+
+
+def corrupt(case: Case, region: RegionHandle, at: int) -> None:
+    held = case.regions.attach(region, writable=True)
+    with held.view() as memory:
+        memory[at] ^= 1
+    held.close()
 
 
 # --- pins ---------------------------------------------------------------------------------------
@@ -300,7 +332,7 @@ async def test_an_engine_that_sleeps_has_no_kv(case: Case) -> None:
         with pytest.raises(KvUnavailable):
             await engine.export_kv("s")
         # Its memory is another now, and nobody would say that this is what it was.
-        with pytest.raises(RegionError):
+        with pytest.raises((RegionError, KvUnavailable)):
             await engine.import_kv(manifest)
 
 
@@ -314,6 +346,9 @@ _HANDLES = st.builds(
 )
 
 
+_SUMS = st.binary(max_size=9 * SUM_BYTES)
+
+
 @st.composite
 def mutations(draw: Any) -> dict[str, Any]:
     """What to replace in a manifest; of `parts` a function of the parts."""
@@ -324,7 +359,7 @@ def mutations(draw: Any) -> dict[str, Any]:
     )
     blocks = st.none() | st.lists(_INTEGERS, max_size=9).map(tuple) | st.just((0,) * 6 + (4096,))
     parts = st.lists(
-        st.builds(KvPart, heads=st.tuples(_INTEGERS, _INTEGERS), region=_HANDLES), max_size=3
+        st.builds(KvPart, heads=st.tuples(_INTEGERS, _INTEGERS), region=_HANDLES, sums=_SUMS), max_size=3
     ).map(tuple)
     return {
         "layout": layout,
@@ -334,6 +369,7 @@ def mutations(draw: Any) -> dict[str, Any]:
         "lease_s": draw(st.none() | st.sampled_from([0.0, -1.0, float("nan"), float("inf")])),
         "parts": draw(st.none() | parts),
         "heads": draw(st.none() | st.tuples(_INTEGERS, _INTEGERS)),
+        "sums": draw(st.none() | _SUMS | st.binary(min_size=7 * SUM_BYTES, max_size=7 * SUM_BYTES)),
     }
 
 
@@ -343,8 +379,9 @@ def mutated(manifest: KvManifest, what: dict[str, Any]) -> KvManifest:
         tokens = manifest.tokens[:tokens]
     if parts is None:
         parts = manifest.parts
-        if what["heads"] is not None:
-            parts = tuple(replace(part, heads=what["heads"]) for part in parts)
+        for name in ("heads", "sums"):
+            if what[name] is not None:
+                parts = tuple(replace(part, **{name: what[name]}) for part in parts)
     plain = {name: what[name] for name in ("blocks", "proof", "lease_s") if what[name] is not None}
     return replace(
         manifest,
