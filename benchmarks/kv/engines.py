@@ -61,8 +61,9 @@ class Bench:
             tie_word_embeddings=True,
         )
         torch.manual_seed(0)
-        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-        self._model = Qwen3ForCausalLM(config).to(device=device, dtype=dtype).eval()
+        config.dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        with device:
+            self._model = Qwen3ForCausalLM._from_config(config).eval()
         self.backend: Backend = made(backend, folder, device.index or 0)
         self.engine = NativeEngine(
             self._model,

@@ -45,6 +45,8 @@ def overrides(gate: Path) -> list[str]:
         "rollout.kv_tokens=8192",
         "cells.cells=2",
         "cells.capacity_executions=16",
+        # A policy that has hardly learned writes on until its turns are used: all of that fits.
+        "model.context_tokens=1024",
         "model.warm_start.steps=40",
         f"train.steps={STEPS}",
         "train.groups_per_step=2",

@@ -9,10 +9,9 @@ from gyre.cell.engine.base import EngineFault
 
 FREE_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.02
-# Of what a server took when it woke.
+# Of the bytes that a server says it holds; what it says is rounded, and drivers give back in pages.
 RETURNED = 0.9
-# Contexts, communicators and kernels, of whatever it took when it started: they stay as long as it lives.
-STAYS_BYTES = 2 << 30
+ROUNDING_BYTES = 64 << 20
 
 # Free and all bytes of a device, over all processes.
 Memory = Callable[[], tuple[int, int]]
@@ -25,13 +24,11 @@ def cuda_memory(gpu: int) -> tuple[int, int]:
 
 
 class DeviceMemory:
-    """What a server takes while it is awake. `memory` is None on a CPU, where nothing is checked."""
+    """`memory` is None on a CPU, where nothing is checked."""
 
     def __init__(self, memory: Memory | None, timeout_s: float = FREE_TIMEOUT_S) -> None:
         self._memory = memory
         self._timeout_s = timeout_s
-        self._free_before: int | None = None
-        self._may_stay = 0
 
     async def until_startable(self, fraction: float) -> None:
         """Before a start: what crashed before may still hold its memory. EngineFault where `fraction` of
@@ -41,20 +38,15 @@ class DeviceMemory:
         _, total = self._memory()
         await self._until(int(fraction * total), "to start a server in")
 
-    def before_taking(self) -> None:
+    def free_bytes(self) -> int:
+        return self._memory()[0] if self._memory is not None else 0
+
+    async def until_returned(self, free_before: int, held: int) -> None:
+        """After the release of `held` bytes, when `free_before` were free. EngineFault where they do not
+        come back. Contexts, communicators and kernels stay as long as the server lives."""
         if self._memory is not None:
-            self._free_before, _ = self._memory()
-
-    def taken(self, stays: int = 0) -> None:
-        """`stays` bytes are not for giving back."""
-        if self._memory is not None and self._free_before is not None:
-            taken = max(0, self._free_before - self._memory()[0])
-            self._may_stay = stays + int((1 - RETURNED) * taken)
-
-    async def until_returned(self) -> None:
-        """After a release. EngineFault where what was taken does not come back."""
-        if self._memory is not None and self._free_before is not None:
-            await self._until(self._free_before - self._may_stay, "after the server released its memory")
+            wanted = free_before + max(0, int(RETURNED * held) - ROUNDING_BYTES)
+            await self._until(wanted, "after the server released its memory")
 
     async def _until(self, wanted: int, when: str) -> None:
         assert self._memory is not None
@@ -67,5 +59,5 @@ class DeviceMemory:
             free, total = self._memory()
             raise EngineFault(
                 f"the GPU has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free {when}, wanted"
-                f" {wanted / 2**30:.1f}, for {self._timeout_s:g} s: another process holds the rest"
+                f" {wanted / 2**30:.1f}, for {self._timeout_s:g} s"
             ) from None

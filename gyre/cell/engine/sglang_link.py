@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from yarl import URL
 from gyre.cell.config import SglangConfig
 from gyre.cell.engine.base import EngineFault
 from gyre.cell.engine.sglang_client import SglangClient
-from gyre.cell.engine.sglang_device import STAYS_BYTES, DeviceMemory, cuda_memory
+from gyre.cell.engine.sglang_device import DeviceMemory, cuda_memory
 from gyre.cell.engine.sglang_kv import KvStorage
 from gyre.cell.engine.sglang_launch import Served
 from gyre.cell.engine.sglang_server import SglangServer
@@ -50,11 +51,16 @@ class Link:
         self._log_path = log_path
         self._scratch = scratch
         self._ended = ended
+        if served.device == "cuda":
+            # Both ends of an NCCL group must share memory in one way, or they hang; SGLang's is this one.
+            # The first group of a process reads it.
+            os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
         self._server: SglangServer | None = None
         self._kv: KvStorage | None = None
         self._memory = DeviceMemory(None)
         self._thread = Thread()
         self._saver = False
+        self._held = 0
         self._released: list[str] = []
         self._stopping = False
         self.client: SglangClient
@@ -112,21 +118,18 @@ class Link:
         """Gives memory back, where the server can; returns when it is free."""
         if self._saver and not self._released:
             body = {"tags": list(MEMORY_TAGS)}
+            free = self._memory.free_bytes()
             await self.client.post("/release_memory_occupation", body, timeout_s=MEMORY_TIMEOUT_S)
             self._released = list(MEMORY_TAGS)
-            await self._memory.until_returned()
+            await self._memory.until_returned(free, self._held)
 
     async def take_back(self, *tags: str) -> None:
         """Takes memory again, of what was released."""
         wanted = [tag for tag in tags if tag in self._released]
         if not wanted:
             return
-        if len(self._released) == len(MEMORY_TAGS):
-            self._memory.before_taking()
         await self.client.post("/resume_memory_occupation", {"tags": wanted}, timeout_s=MEMORY_TIMEOUT_S)
         self._released = [tag for tag in self._released if tag not in wanted]
-        if not self._released:
-            self._memory.taken()
 
     # --- the beginning -----------------------------------------------------------------------------
 
@@ -136,14 +139,13 @@ class Link:
             self._memory = DeviceMemory(lambda: cuda_memory(self._served.gpu))
         self._saver = cuda and self._config.memory_saver
         await self._memory.until_startable(self._config.mem_fraction_static)
-        self._memory.before_taking()
         config = self._config
         if config.kv_storage_bytes:
             self._kv = KvStorage(self._scratch.parent / "sglang-kv", self._scratch, config.kv_storage_bytes)
             config = await self._thread.run(self._kv.configured, config, self._served)
         server = SglangServer(self._served, config, self._log_path)
         info = await server.start()
-        self._memory.taken(STAYS_BYTES)
+        self._held = info.held_bytes
         self._server, self.client = server, server.client
         server.ended.add_done_callback(self._server_ended)
         return info

@@ -6,7 +6,7 @@ import base64
 import binascii
 import math
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -57,12 +57,30 @@ class Answer(msgspec.Struct):
     message: str = ""
 
 
+class _MemoryUsage(msgspec.Struct):
+    """GiB of one rank."""
+
+    weight: Annotated[float, msgspec.Meta(le=2**20)] = 0.0
+    kvcache: Annotated[float, msgspec.Meta(le=2**20)] = 0.0
+
+
+class _InternalState(msgspec.Struct):
+    memory_usage: _MemoryUsage = msgspec.field(default_factory=_MemoryUsage)
+
+
 class ServerInfo(msgspec.Struct):
     """Of /server_info, what concerns us."""
 
     version: str
     served_model_name: str = ""
     enable_deterministic_inference: bool = False
+    internal_states: list[_InternalState] = []
+
+    @property
+    def held_bytes(self) -> int:
+        """Of a rank's device, by weights and KV."""
+        usage = [state.memory_usage for state in self.internal_states]
+        return int(max((one.weight + one.kvcache for one in usage), default=0.0) * 2**30)
 
 
 class _Load(msgspec.Struct):

@@ -369,7 +369,8 @@ async def test_fifty_cycles_of_sleep_wake_and_update_leave_nothing(case: Case) -
     # Of threads and descriptors there may be fewer: in all of the first cycles such a connection was open.
     assert after[0] <= before[0] and after[1] <= before[1]
     assert after[2] - before[2] < 8e6
-    assert after[3] <= before[3]
+    # Less than a page of a driver's.
+    assert after[3] - before[3] < 1 << 20
 
 
 def resident_bytes() -> int:

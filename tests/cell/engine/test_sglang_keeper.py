@@ -92,22 +92,21 @@ def test_a_held_port_is_the_servers_alone() -> None:
     second.close()
 
 
+GIB = 1 << 30
+
+
 async def test_memory_that_comes_back_late_is_waited_for() -> None:
-    free = iter([90, 20, 20, 60, 60, 88])
-    memory = DeviceMemory(lambda: (next(free), 100))
-    memory.before_taking()
-    memory.taken()
-    await memory.until_returned()
+    free = iter([20 * GIB, 20 * GIB, 60 * GIB, 88 * GIB])
+    memory = DeviceMemory(lambda: (next(free), 100 * GIB))
+    await memory.until_returned(memory.free_bytes(), held=70 * GIB)
     assert list(free) == []
 
 
 async def test_what_a_server_keeps_is_not_waited_for() -> None:
-    free = iter([90, 60, 64, 66])
-    memory = DeviceMemory(lambda: (next(free), 100))
-    memory.before_taking()
-    memory.taken(stays=22)
-    await memory.until_returned()
-    assert list(free) == []
+    memory = DeviceMemory(lambda: (60 * GIB, 100 * GIB), timeout_s=0.05)
+    await memory.until_returned(20 * GIB, held=44 * GIB)
+    with pytest.raises(EngineFault, match="after the server released its memory"):
+        await memory.until_returned(20 * GIB, held=50 * GIB)
 
 
 async def test_memory_that_does_not_come_back_is_a_fault() -> None:

@@ -105,6 +105,13 @@ def test_an_error_of_the_request_is_the_callers_and_another_is_the_servers() -> 
         Reading("c").take(json.dumps({"error": {"message": "out of memory", "code": 500}}).encode())
 
 
+def test_what_a_server_holds_of_a_device_is_told_per_rank() -> None:
+    states = [{"memory_usage": {"weight": 1.5, "kvcache": 2.5, "graph": {}}}]
+    info = decode(json.dumps({"version": "1", "internal_states": states}).encode(), ServerInfo, "test")
+    assert info.held_bytes == 4 << 30
+    assert decode(b'{"version": "1"}', ServerInfo, "test").held_bytes == 0
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
