@@ -11,6 +11,7 @@ from gyre.rdma.base import Extent, Op
 _LAZY_PEER_ACCESS = 1
 _NON_BLOCKING = 1
 _POINTER_DEVICE = 9
+_IN_STREAM = 1
 
 
 class CudaError(OSError):
@@ -21,6 +22,16 @@ class IpcHandle(ctypes.Structure):
     """Of a whole allocation, for another process."""
 
     _fields_ = [("bytes", ctypes.c_byte * 64)]
+
+
+class _Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _CopyAttributes(ctypes.Structure):
+    """Locations are hints, for memory that may be anywhere."""
+
+    _fields_ = [("order", ctypes.c_int), ("of", _Location), ("to", _Location), ("flags", ctypes.c_uint)]
 
 
 class Allocation(NamedTuple):
@@ -40,6 +51,8 @@ class Driver:
         self._device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(device))
         self._stream = ctypes.c_void_p()
+        # Since CUDA 12.8.
+        self._batches = hasattr(self._library, "cuMemcpyBatchAsync")
 
     def enter(self) -> None:
         """The context that torch uses too."""
@@ -84,13 +97,36 @@ class Driver:
 
     def copy(self, op: Op, local: int, remote: int, extents: Sequence[Extent]) -> None:
         """Blocks until it is done."""
+        ours = [local + extent.local for extent in extents]
+        theirs = [remote + extent.remote for extent in extents]
+        to, of = (ours, theirs) if op == "read" else (theirs, ours)
+        nbytes = [extent.nbytes for extent in extents]
         try:
-            for here, there, nbytes in extents:
-                a, b = ctypes.c_uint64(local + here), ctypes.c_uint64(remote + there)
-                to, of = (a, b) if op == "read" else (b, a)
-                self._call("cuMemcpyAsync", to, of, ctypes.c_size_t(nbytes), self._stream)
+            if self._batches and len(extents) > 1:
+                self._copy_batch(to, of, nbytes)
+            else:
+                for a, b, count in zip(to, of, nbytes, strict=True):
+                    call = ctypes.c_uint64(a), ctypes.c_uint64(b), ctypes.c_size_t(count)
+                    self._call("cuMemcpyAsync", *call, self._stream)
         finally:
             self._call("cuStreamSynchronize", self._stream)
+
+    def _copy_batch(self, to: list[int], of: list[int], nbytes: list[int]) -> None:
+        """In one call: of many small ones the calls take longer than the bytes."""
+        pointers, sizes = ctypes.c_uint64 * len(to), ctypes.c_size_t * len(to)
+        how, first, failed = _CopyAttributes(order=_IN_STREAM), ctypes.c_size_t(0), ctypes.c_size_t()
+        self._call(
+            "cuMemcpyBatchAsync",
+            pointers(*to),
+            pointers(*of),
+            sizes(*nbytes),
+            ctypes.c_size_t(len(to)),
+            ctypes.byref(how),
+            ctypes.byref(first),
+            ctypes.c_size_t(1),
+            ctypes.byref(failed),
+            self._stream,
+        )
 
     def device_of(self, pointer: int) -> int:
         found = ctypes.c_int()
