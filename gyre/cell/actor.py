@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from gyre.cell.messages import (
     EnterRollout,
     EnterTrain,
     GetSnapshot,
+    GetSnapshotMemory,
     GetStatus,
     Manifest,
     Publish,
@@ -37,6 +38,7 @@ from gyre.cell.messages import (
     TurnBack,
     UpdateWeights,
 )
+from gyre.cell.publishing import LEASE_S
 from gyre.cell.ranks import rank_process, sum_metrics
 from gyre.cell.role_change import RoleChange
 from gyre.cell.store import Rendezvous
@@ -45,6 +47,7 @@ from gyre.cell.worker_messages import (
     BeginTraining,
     CellSetup,
     GetRankStatus,
+    HoldSnapshots,
     Loaded,
     LoadModel,
     RankStatus,
@@ -65,7 +68,7 @@ MOST_FAILURES = 3
 class CellActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One cell. `stores` supervises the rendezvous store. `core` is None for the core itself, which resumes
     at `checkpoint`. `slot` is its place among the cells of its machine; `far`: the core is on another. A role
-    change waits `pull_timeout_s` for weights."""
+    change waits `pull_timeout_s` for weights, a commit `lease_s` for those who read an older version."""
 
     setup: CellSetup
     cell: int
@@ -77,6 +80,7 @@ class CellActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     slot: int = 0
     far: bool = False
     pull_timeout_s: float = 60.0
+    lease_s: float = LEASE_S
 
 
 class CellActor(Actor):
@@ -94,8 +98,11 @@ class CellActor(Actor):
         self._loop: TrainingLoop | None = None
         self._rendezvous: Rendezvous
         self._core = (
-            Core(config.setup, config.queue, self._ask_ranks, self._ask_rank) if config.core is None else None
+            Core(config.setup, config.queue, self._ask_ranks, self._ask_rank, self._run_task, config.lease_s)
+            if config.core is None
+            else None
         )
+        self._readers: set[Ref] = set()
         self._micro_steps = 0
         self._running: RoleChange | None = None
         self._unwanted: TurnBack | None = None
@@ -121,6 +128,8 @@ class CellActor(Actor):
         )
         if self._core is not None:
             await self._core.first_snapshot(loaded[0].step, resumed=self._config.checkpoint is not None)
+        else:
+            await self._ask_ranks(HoldSnapshots(regions=await self._memory(loaded[0].weights_bytes)))
         if self._setup.engine_over_ranks:
             await self._change().build_engine()
         snapshot = await self._pull("published")
@@ -154,8 +163,13 @@ class CellActor(Actor):
         return ref
 
     @handles(Down)
-    async def rank_died(self, message: Down) -> None:
-        """A cell is its ranks: without one of them its group cannot go on (gloo cannot abort)."""
+    async def gone(self, message: Down) -> None:
+        """A reader's lease ends with it. A cell is its ranks: without one of them its group cannot go on
+        (gloo cannot abort)."""
+        if self._core is not None and message.ref not in self._ranks:
+            self._core.snapshots.forget(message.ref)
+            self._readers.discard(message.ref)
+            return
         raise RuntimeError(
             f"cell {self._cell}: a rank died: {message.reason.brief}; see {message.ref.name} in"
             f" {self._setup.log_folder}"
@@ -293,11 +307,19 @@ class CellActor(Actor):
 
     @handles(GetSnapshot, concurrent=True)
     async def get_snapshot(self, message: GetSnapshot) -> Snapshot:
-        return await self._as_core().lease(message.cell, message.kind)
+        snapshots, reader = self._as_core().snapshots, message.reader
+        if reader is not None and reader not in self._readers:
+            self._readers.add(reader)
+            self.context.monitor(reader)
+        return await snapshots.lease(message.cell, message.kind, reader, copied=message.copied)
+
+    @handles(GetSnapshotMemory, concurrent=True)
+    async def snapshot_memory(self, message: GetSnapshotMemory) -> tuple[RegionHandle, ...]:
+        return await self._as_core().snapshots.memory()
 
     @handles(ReleaseSnapshot, concurrent=True)
     async def release_snapshot(self, message: ReleaseSnapshot) -> None:
-        self._as_core().release(message.lease)
+        self._as_core().snapshots.release(message.lease)
 
     @handles(StageContribution, concurrent=True)
     async def stage_contribution(self, message: StageContribution) -> bool:
@@ -317,7 +339,7 @@ class CellActor(Actor):
 
     @handles(Publish, concurrent=True)
     async def publish(self, message: Publish) -> int:
-        return self._as_core().publish()
+        return self._as_core().snapshots.publish()
 
     @handles(SaveCheckpoint, concurrent=True)
     async def save_checkpoint(self, message: SaveCheckpoint) -> str:
@@ -335,6 +357,7 @@ class CellActor(Actor):
             "state": self._running.state if self._running is not None else None,
             "version": self._version,
             "micro_steps": self._micro_steps + running,
+            "corrupt_snapshots": self._far.corrupt if self._far is not None else 0,
         }
 
     @handles(GetStatus, concurrent=True)
@@ -374,11 +397,19 @@ class CellActor(Actor):
 
     async def _pull(self, kind: SnapshotKind) -> Snapshot:
         if self._core is not None:
-            return await self._core.lease(self._cell, kind)
+            return await self._core.snapshots.lease(self._cell, kind)
         assert self._config.core is not None
-        get = GetSnapshot(cell=self._cell, kind=kind)
-        snapshot = await self._config.core.ask(get, timeout_s=LOAD_TIMEOUT_S)
-        return snapshot if self._far is None else await self._far.bring(snapshot)
+        get = GetSnapshot(cell=self._cell, kind=kind, reader=self.context.ref)
+        if self._far is not None:
+            return await self._far.pull(get)
+        return await self._config.core.ask(get, timeout_s=LOAD_TIMEOUT_S)
+
+    async def _memory(self, nbytes: int) -> tuple[RegionHandle, ...]:
+        """What snapshots of that size will be in."""
+        if self._far is not None:
+            return await self._far.memory(nbytes)
+        assert self._config.core is not None
+        return await self._config.core.ask(GetSnapshotMemory(), timeout_s=LOAD_TIMEOUT_S)
 
     async def _pull_in_time(self, kind: SnapshotKind) -> Snapshot:
         try:
@@ -389,12 +420,15 @@ class CellActor(Actor):
 
     async def _release(self, snapshot: Snapshot) -> None:
         if self._core is not None:
-            self._core.release(snapshot.lease)
+            self._core.snapshots.release(snapshot.lease)
+        elif self._far is not None:
+            await self._far.free(snapshot)
         else:
             assert self._config.core is not None
-            if self._far is not None:
-                self._far.free(snapshot)
             await self._config.core.tell(ReleaseSnapshot(lease=snapshot.lease))
+
+    def _run_task(self, work: Coroutine[Any, Any, int], *, name: str) -> asyncio.Task[int]:
+        return self.context.run(work, name=name)
 
     @cached_property
     def _lending(self) -> Lending:

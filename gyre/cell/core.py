@@ -12,8 +12,8 @@ import structlog
 
 from gyre.actors import ActorError, Ask, Ref
 from gyre.cell.checkpoints import CheckpointFolder
-from gyre.cell.messages import Manifest, Snapshot, SnapshotKind, StepCommitted, StepComplete
-from gyre.cell.snapshots import SnapshotShelf
+from gyre.cell.messages import Manifest, StepCommitted, StepComplete
+from gyre.cell.publishing import LEASE_S, RunTask, Snapshots
 from gyre.cell.training import accept
 from gyre.cell.worker_messages import (
     AddOwn,
@@ -22,6 +22,7 @@ from gyre.cell.worker_messages import (
     CellSetup,
     CheckShard,
     CommitStep,
+    HoldSnapshots,
     Updated,
     WarmStart,
     WriteCheckpoint,
@@ -45,24 +46,33 @@ class AskRank(Protocol):
 class Core:
     """Commits are serial with adding: a contribution is added to the step it was accepted for."""
 
-    def __init__(self, setup: CellSetup, queue: Ref, ranks: AskRanks, rank: AskRank) -> None:
+    def __init__(
+        self,
+        setup: CellSetup,
+        queue: Ref,
+        ranks: AskRanks,
+        rank: AskRank,
+        run: RunTask,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        """`run`: a task of the actor that this is a part of."""
         self._setup = setup
         self._queue = queue
         self._ranks = ranks
         self._rank = rank
-        self._shelf = SnapshotShelf()
-        self._ready = asyncio.Event()
-        self._room = asyncio.Event()
         self._adding = asyncio.Lock()
         self._committed_by_cell: dict[int, int] = {}
         self._added: list[Manifest] = []
         self._shared = SharedMemory(setup.shm_folder)
+        # Whoever joins from another machine copies them.
+        checksums = setup.cluster.listen is not None
+        self.snapshots = Snapshots(self._shared, run, checksums=checksums, lease_s=lease_s)
         self._checkpoints = CheckpointFolder(setup.checkpoint_folder, setup.checkpoint.keep)
 
     @property
     def step(self) -> int:
         """Committed steps: the training version."""
-        return self._shelf.training
+        return self.snapshots.training
 
     async def first_snapshot(self, step: int, *, resumed: bool) -> None:
         """Warm-starts where the job says so, once in its lives; version `step` is published."""
@@ -70,26 +80,10 @@ class Core:
             began = time.monotonic()
             losses = await self._ranks(WarmStart())
             log.info("warm_start", loss=losses[0], seconds=round(time.monotonic() - began, 1))
-        regions = await self._ranks(WriteSnapshot(version=step))
-        self._shelf.add(step, regions[0])
-        self._free(self._shelf.publish())
-        self._ready.set()
-
-    # --- snapshots ------------------------------------------------------------------------------
-
-    async def lease(self, cell: int, kind: SnapshotKind) -> Snapshot:
-        """Waits until the first version is there."""
-        await self._ready.wait()
-        snapshot, freed = self._shelf.lease(cell, kind)
-        self._free(freed)
-        return snapshot
-
-    def release(self, lease: int) -> None:
-        self._free(self._shelf.release(lease))
-
-    def publish(self) -> int:
-        self._free(self._shelf.publish())
-        return self._shelf.published
+        (first, *_) = await self._ranks(WriteSnapshot(version=step))
+        memory = await self.snapshots.start(step, first)
+        await self._ranks(HoldSnapshots(regions=memory))
+        self.snapshots.open()
 
     # --- contributions ----------------------------------------------------------------------------
 
@@ -144,11 +138,11 @@ class Core:
         """Scale, clip, update, snapshot; tells the queue. Answers the new version."""
         async with self._adding:
             began = time.monotonic()
-            await self._shelf_room()
             version = complete.step + 1
+            await self.snapshots.room(version)
             scale = 1.0 / max(complete.executions, 1)
             updates: list[Updated] = await self._ranks(CommitStep(version=version, scale=scale))
-            self._free(self._shelf.add(version, updates[0].region))
+            self.snapshots.add(version, updates[0].region)
             committed = StepCommitted(
                 step=complete.step,
                 version=version,
@@ -166,9 +160,9 @@ class Core:
 
     async def pull(self, version: int) -> int:
         """The core trains what it has updated itself; after a return it pulls like any cell."""
-        snapshot = await self.lease(0, "training")
+        snapshot = await self.snapshots.lease(0, "training")
         await self._ranks(BeginTraining(version=snapshot.version, region=snapshot.region))
-        self.release(snapshot.lease)
+        self.snapshots.release(snapshot.lease)
         return snapshot.version
 
     # --- checkpoints ----------------------------------------------------------------------------
@@ -178,7 +172,7 @@ class Core:
         async with self._adding:
             step = self.step
             folder = await asyncio.to_thread(self._checkpoints.begin, step)
-            snapshot = await self.lease(CHECKPOINT_READER, "training")
+            snapshot = await self.snapshots.lease(CHECKPOINT_READER, "training")
             try:
                 await self._ranks(WriteCheckpoint(folder=folder, region=snapshot.region))
                 return await asyncio.to_thread(self._checkpoints.finish, folder, step)
@@ -187,19 +181,13 @@ class Core:
                 await asyncio.to_thread(self._checkpoints.discard, folder)
                 raise
             finally:
-                self.release(snapshot.lease)
+                self.snapshots.release(snapshot.lease)
 
     def _count(self, manifest: Manifest) -> None:
         self._added.append(manifest)
         done = self._committed_by_cell.get(manifest.cell, 0)
         self._committed_by_cell[manifest.cell] = done + len(manifest.micro_steps)
 
-    async def _shelf_room(self) -> None:
-        while self._shelf.full:
-            self._room.clear()
-            await self._room.wait()
-
     def _free(self, regions: list[RegionHandle]) -> None:
         for region in regions:
             self._shared.free(region)
-        self._room.set()

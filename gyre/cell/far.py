@@ -3,27 +3,60 @@
 from __future__ import annotations
 
 import msgspec
+import structlog
 
 from gyre.actors import Ref
-from gyre.cell.messages import Snapshot
-from gyre.rdma import Lending
+from gyre.cell.messages import GetSnapshot, ReleaseSnapshot, Snapshot
+from gyre.rdma import Corrupt, Lending, RegionHandle
+
+log = structlog.get_logger()
+
+LEASE_TIMEOUT_S = 1800.0
+TRIES = 3
 
 
 class Far:
-    """Copies of the core's snapshots for the ranks of one cell. `me` lends this machine's regions to the
-    core."""
+    """Copies of the core's snapshots for the ranks of one cell: each byte comes once, whoever of them needs
+    it, to memory that is found once. `me` lends this machine's regions to the core."""
 
     def __init__(self, lending: Lending, core: Ref, me: Ref) -> None:
         self._lending = lending
         self._core = core
         self.me = me
+        self.corrupt = 0
 
-    async def bring(self, snapshot: Snapshot) -> Snapshot:
-        """The same snapshot in a region of this machine."""
+    async def memory(self, nbytes: int) -> tuple[RegionHandle, ...]:
+        """That of the copies, of that size."""
+        return (await self._lending.reserve(nbytes),)
+
+    async def pull(self, get: GetSnapshot) -> Snapshot:
+        """The snapshot, whole, in a region of this machine. One that is not what its checksum says is pulled
+        again; raises Corrupt where it never is, RegionError, and what asks raise. Then nothing is leased."""
+        get = msgspec.structs.replace(get, copied=True)
+        for attempt in range(1, TRIES + 1):
+            snapshot = await self._core.ask(get, timeout_s=LEASE_TIMEOUT_S)
+            try:
+                return await self._bring(snapshot)
+            except Corrupt as error:
+                self.corrupt += 1
+                log.warning("snapshot_corrupt", cell=get.cell, version=snapshot.version, reason=str(error))
+                await self._release(snapshot)
+                if attempt == TRIES:
+                    raise
+            except BaseException:
+                await self._release(snapshot)
+                raise
+        raise AssertionError("it was returned or raised")
+
+    async def _bring(self, snapshot: Snapshot) -> Snapshot:
         name = f"{snapshot.region.name}-{self.me.name}-l{snapshot.lease}"
-        region = await self._lending.fetch(snapshot.region, self._core, name)
+        region = await self._lending.fetch(snapshot.region, self._core, name, snapshot.checksum)
         return msgspec.structs.replace(snapshot, region=region)
 
-    def free(self, snapshot: Snapshot) -> None:
-        """It was brought, and is loaded."""
+    async def free(self, snapshot: Snapshot) -> None:
+        """It was pulled, and is loaded."""
         self._lending.free(snapshot.region)
+        await self._release(snapshot)
+
+    async def _release(self, snapshot: Snapshot) -> None:
+        await self._core.tell(ReleaseSnapshot(lease=snapshot.lease))

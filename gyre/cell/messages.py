@@ -150,18 +150,27 @@ class ReleaseKv(Ask[bool], frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Immutable weights of one version in regions, leased by the reader until it is released."""
+    """Immutable weights of one version in a region, leased by the reader until it is released. `checksum`:
+    the `page_sum` of the region, where it was asked for."""
 
     version: int
     region: RegionHandle
     lease: int
+    checksum: int | None = None
 
 
 class GetSnapshot(Ask[Snapshot], frozen=True, kw_only=True):
-    """To the core: the newest snapshot of that kind, leased to `cell`."""
+    """To the core: the newest snapshot of that kind, leased to `cell` until its actor `reader` is dead. With
+    `copied` it comes with its checksum."""
 
     cell: int
     kind: SnapshotKind
+    reader: Ref | None = None
+    copied: bool = False
+
+
+class GetSnapshotMemory(Ask[tuple[RegionHandle, ...]], frozen=True, kw_only=True):
+    """To the core, from its own host: the memory that all snapshots are in, under its present names."""
 
 
 class ReleaseSnapshot(Tell, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from gyre.cell.engine.native import NativeEngine
 from gyre.cell.engine.team import meet
 from gyre.cell.group import CellGroup
 from gyre.cell.model import end_token_ids, gpus, load_model, training_model
+from gyre.cell.page_lock import page_lock
 from gyre.cell.train.optimizer import MasterWeights
 from gyre.cell.train.saving import load_optimizer, save_optimizer, save_weights
 from gyre.cell.train.trainer import Trainer
@@ -25,7 +27,7 @@ from gyre.cell.train.warm_start import warm_start
 from gyre.cell.weights import Layout, RegionWeights, checksum, fill, local, parameters, shapes
 from gyre.cell.worker_messages import BuildGroup, Loaded, RankStatus, StagedShard, Updated, WorkerConfig
 from gyre.loss import MicroStep, MicroStepStats
-from gyre.rdma import Backend, RegionError, RegionHandle, SharedMemory
+from gyre.rdma import Backend, HeldRegions, RegionError, RegionHandle, SharedMemory
 
 
 class Rank:
@@ -39,6 +41,7 @@ class Rank:
         self._thread = thread
         self._device = device
         self._shared = SharedMemory(config.setup.shm_folder)
+        self._snapshots = HeldRegions(self._shared, page_lock(device))
         self._model: PreTrainedModel | None = None
         self._engine: Engine | None = None
         self._follower: Follower | None = None
@@ -147,18 +150,30 @@ class Rank:
         if self._follower is not None:
             self._follower.leave()
 
+    def close(self) -> None:
+        """It is not used any more."""
+        self.part()
+        self._snapshots.close()
+
     # --- weights ------------------------------------------------------------------------------------
 
     def weights(self, version: int, region: RegionHandle) -> RegionWeights:
         """A snapshot, for the engine to read."""
         assert self._model is not None and self._layout is not None
         names = [name for name, _ in self._model.named_parameters()]
-        return RegionWeights(version, names, self._layout, self._shared, region)
+        return RegionWeights(version, names, self._layout, self._snapshots, region)
+
+    def hold(self, regions: tuple[RegionHandle, ...]) -> None:
+        """Maps them, and pins them for the GPU: now, because it takes a second for some GB."""
+        for region in regions:
+            # It may have another name by now; then it is mapped when it is first used.
+            with suppress(RegionError):
+                self._snapshots.open(region).close()
 
     def write_snapshot(self, version: int) -> RegionHandle:
         """Writes this rank's rows of the masters, in compute dtype, into the region all ranks share."""
         assert self._layout is not None
-        with self._shared.allocate(f"w{version}", self._layout.nbytes) as region:
+        with self._snapshots.allocate(f"w{version}", self._layout.nbytes) as region:
             shards = self._layout.shards(region.buffer)
             fill(shards, [weight.detach() for weight in self._masters_.weights])
             del shards
@@ -175,7 +190,7 @@ class Rank:
                 model, self._setup.loss, self._setup.rollout.temperature, self._config.rank, self._ranks
             )
         self._trainer.drop_gradients()
-        with self._shared.open(region) as source:
+        with self._snapshots.open(region) as source:
             shards = self._layout.shards(source.buffer)
             fill([local(p.data) for p in parameters(self._trainer.model)], shards)
             del shards
@@ -244,7 +259,7 @@ class Rank:
             return
         assert self._model is not None and self._layout is not None
         names = [name for name, _ in self._model.named_parameters()]
-        with self._shared.open(region) as source:
+        with self._snapshots.open(region) as source:
             views = dict(zip(names, self._layout.views(source.buffer), strict=True))
             save_weights(folder, self._model, views, self._setup.model_folder)
             del views

@@ -27,6 +27,7 @@ from gyre.cell.worker_messages import (
     DropGroup,
     EndTraining,
     GetRankStatus,
+    HoldSnapshots,
     Loaded,
     LoadModel,
     RankStatus,
@@ -75,7 +76,7 @@ class RankWorker(Actor):
         if (engine := self._rank.engine) is not None:
             await engine.close()
         await self._backend.close()
-        await self._on_device(self._rank.part)
+        await self._on_device(self._rank.close)
         self._thread.shutdown(wait=False)
 
     def summary(self) -> Mapping[str, Any]:
@@ -129,6 +130,10 @@ class RankWorker(Actor):
         if (engine := self._rank.engine) is not None:
             self.context.run(engine.watch(), name="engine")
         return loaded
+
+    @handles(HoldSnapshots)
+    async def hold_snapshots(self, message: HoldSnapshots) -> None:
+        await self._on_device(partial(self._rank.hold, message.regions))
 
     @handles(WarmStart)
     async def warm_start(self, message: WarmStart) -> float:

@@ -165,6 +165,12 @@ class CommitStep(Ask[Updated], frozen=True, kw_only=True):
     scale: float
 
 
+class HoldSnapshots(Ask[None], frozen=True, kw_only=True):
+    """Map the memory that snapshots will be in, and pin it for the GPU. What is gone by then is skipped."""
+
+    regions: tuple[RegionHandle, ...]
+
+
 class WriteSnapshot(Ask[RegionHandle], frozen=True, kw_only=True):
     """To the core's ranks: write the weights as they are."""
 

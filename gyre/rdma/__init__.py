@@ -18,7 +18,9 @@ from gyre.rdma.base import (
     TransferTimeout,
     Unusable,
 )
-from gyre.rdma.lending import Borrow, Lending
+from gyre.rdma.held import HeldRegions, PageLock
+from gyre.rdma.lending import Borrow, Corrupt, Lending
+from gyre.rdma.page_sums import page_sum
 from gyre.rdma.probing import BACKENDS, BackendName, Probe, make_backend, probe, start_backend
 from gyre.rdma.shm import SharedMemory
 
@@ -27,9 +29,12 @@ __all__ = [
     "Backend",
     "BackendName",
     "Borrow",
+    "Corrupt",
     "Extent",
+    "HeldRegions",
     "Lending",
     "Note",
+    "PageLock",
     "PeerLost",
     "Probe",
     "Refused",
@@ -43,6 +48,7 @@ __all__ = [
     "TransferTimeout",
     "Unusable",
     "make_backend",
+    "page_sum",
     "probe",
     "start_backend",
 ]

@@ -9,13 +9,17 @@ from typing import NamedTuple
 
 from gyre.actors import Ask, Node, Ref
 from gyre.rdma.base import Extent, RegionError, RegionHandle
+from gyre.rdma.loop_thread import LoopThread
 from gyre.rdma.memory import Registered
+from gyre.rdma.page_sums import PageSum
 from gyre.rdma.shm import Attached, SharedMemory, SharedRegion
 from gyre.rdma.tcp import TcpBackend
 
 # How often what was lent is looked at: it holds the memory of a region that was freed.
 SWEEP_S = 1.0
 FETCH_TIMEOUT_S = 1800.0
+# Read at once, and looked at while the next is read: whole pages, and enough for all connections.
+PART_BYTES = 128 * 2**20
 
 
 class Borrow(Ask[RegionHandle], frozen=True, kw_only=True):
@@ -24,13 +28,13 @@ class Borrow(Ask[RegionHandle], frozen=True, kw_only=True):
     region: RegionHandle
 
 
-class _Lent(NamedTuple):
-    file: Attached
-    registration: Registered
+class Corrupt(RegionError):
+    """A copy is not what its checksum says."""
 
 
 class Lending:
-    """Of the actor called `name`. It listens, at the address of its node, once it is needed."""
+    """Of the actor called `name`. It listens, at the address of its node, once it is needed: in a thread, so
+    that those who read neither wait for the actor nor keep it waiting."""
 
     def __init__(self, shared: SharedMemory, node: Node, name: str) -> None:
         self.shared = shared
@@ -38,52 +42,42 @@ class Lending:
         self._spare = f"spare-{name}"
         transport = node.transport
         where = transport.where if transport.scheme in ("tcp", "ucx") else "127.0.0.1"
-        self._backend = TcpBackend(where, node.token)
-        self._starting: asyncio.Task[None] | None = None
-        self._lent: dict[str, _Lent] = {}
-        self._lock = asyncio.Lock()
-        self._numbers = itertools.count()
-        self._sweeping: asyncio.Task[None] | None = None
+        self._thread = LoopThread(f"lend-{name}")
+        self._desk = _Desk(shared, where, node.token)
 
     async def lend(self, region: RegionHandle) -> RegionHandle:
         """What a handler of Borrow answers. It is lent until it is freed. Raises RegionError."""
-        backend = await self._started()
-        async with self._lock:
-            lent = self._lent.get(region.name)
-            if lent is None or lent.file.freed or lent.file.nbytes != region.nbytes:
-                if lent is not None:
-                    await self._take_back(region.name)
-                file = self.shared.attach(region, writable=False)
-                registration = await backend.register(f"lent-{next(self._numbers)}", file.view())
-                lent = self._lent[region.name] = _Lent(file, registration)
-        if self._sweeping is None:
-            self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="sweep what is lent")
-        return lent.registration.handle
+        return await self._thread.run(self._desk.lend(region))
 
-    async def fetch(self, region: RegionHandle, holder: Ref, name: str) -> RegionHandle:
-        """A copy here, as `name`, of a region of `holder`'s machine. Raises RegionError, and what asks raise;
-        then nothing is left of the copy."""
-        backend = await self._started()
+    async def reserve(self, nbytes: int) -> RegionHandle:
+        """Memory for the first copy of that size, found now. Raises RegionError."""
+        (await self._allocate(f"{self._spare}-new", nbytes)).close()
+        return self.shared.rename(_handle(f"{self._spare}-new", nbytes), self._spare)
+
+    async def fetch(
+        self, region: RegionHandle, holder: Ref, name: str, checksum: int | None = None
+    ) -> RegionHandle:
+        """A copy here, as `name`, of a region of `holder`'s machine. Raises Corrupt where it has not that
+        `page_sum`, RegionError, and what asks raise; then nothing is left of the copy."""
         there = await holder.ask(Borrow(region=region))
         copy = await self._allocate(name, region.nbytes)
         try:
-            local = await backend.register(f"fetched-{next(self._numbers)}", copy.buffer)
-            try:
-                whole = [Extent(0, 0, region.nbytes)]
-                await backend.read(local, there, whole, timeout_s=FETCH_TIMEOUT_S)
-            finally:
-                await local.close()
+            found = await self._thread.run(self._desk.read(copy.buffer, there, checksum is not None))
+            if found != checksum:
+                raise Corrupt(name, f"has checksum {found:#x}, not {checksum:#x}, of {region.name}")
         except BaseException:
             # Not closed: the error still sees the memory, and its end is that of the mapping.
-            self.shared.free(copy.handle)
+            self.free(copy.handle)
             raise
-        copy.close()
+        # Else, where the thread is not quite through, it ends with the last view of it.
+        with contextlib.suppress(BufferError):
+            copy.close()
         return copy.handle
 
     async def _allocate(self, name: str, nbytes: int) -> SharedRegion:
         """In a thread: it takes the kernel a second for some GB."""
         with contextlib.suppress(RegionError):
-            self.shared.rename(RegionHandle(backend="shm", name=self._spare, nbytes=nbytes), name)
+            self.shared.rename(_handle(self._spare, nbytes), name)
         making = asyncio.get_running_loop().run_in_executor(None, self.shared.allocate, name, nbytes)
         try:
             return await asyncio.shield(making)
@@ -93,7 +87,7 @@ class Lending:
 
     def _forget(self, made: asyncio.Future[SharedRegion]) -> None:
         if made.exception() is None:
-            self.shared.free(made.result().handle)
+            self.free(made.result().handle)
 
     def free(self, copy: RegionHandle) -> None:
         """One that was fetched; nobody has it open. Its memory waits for the next of its size: to find and
@@ -102,32 +96,100 @@ class Lending:
             self.shared.rename(copy, self._spare)
 
     async def close(self) -> None:
-        self.shared.free(RegionHandle(backend="shm", name=self._spare, nbytes=0))
+        self.shared.free(_handle(self._spare, 0))
+        await self._thread.run(self._desk.close())
+        await self._thread.close()
+
+
+class _Lent(NamedTuple):
+    region: RegionHandle
+    file: Attached
+    registration: Registered
+
+
+class _Desk:
+    """What belongs on the loop of the thread."""
+
+    def __init__(self, shared: SharedMemory, where: str, token: bytes) -> None:
+        self._shared = shared
+        self._backend = TcpBackend(where, token)
+        self._started = False
+        self._lent: dict[str, _Lent] = {}
+        self._lock = asyncio.Lock()
+        self._numbers = itertools.count()
+        self._sweeping: asyncio.Task[None] | None = None
+        self._taken_back: set[asyncio.Task[None]] = set()
+
+    async def lend(self, region: RegionHandle) -> RegionHandle:
+        async with self._lock:
+            await self._start()
+            lent = self._lent.get(region.name)
+            if lent is None or lent.region != region or not self._shared.has(region, lent.file):
+                self._take_back(region.name)
+                file = self._shared.attach(region, writable=False)
+                registration = await self._backend.register(f"lent-{next(self._numbers)}", file.view())
+                lent = self._lent[region.name] = _Lent(region, file, registration)
+        if self._sweeping is None:
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="sweep what is lent")
+        return lent.registration.handle
+
+    async def read(self, copy: memoryview, there: RegionHandle, summing: bool) -> int | None:
+        """Fills it; with `summing` the `page_sum` of what came."""
+        async with self._lock:
+            await self._start()
+        local = await self._backend.register(f"fetched-{next(self._numbers)}", copy)
+        found = PageSum()
+        looking: asyncio.Future[None] | None = None
+        try:
+            for at in range(0, len(copy), PART_BYTES):
+                part = copy[at : at + PART_BYTES]
+                extent = Extent(at, at, len(part))
+                await self._backend.read(local, there, [extent], timeout_s=FETCH_TIMEOUT_S)
+                if looking is not None:
+                    await looking
+                if summing:
+                    looking = asyncio.get_running_loop().run_in_executor(None, found.update, part)
+        finally:
+            if looking is not None:
+                await asyncio.wait({looking})
+            await local.close()
+        return found.value if summing else None
+
+    async def close(self) -> None:
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
-        async with self._lock:
-            for name in [*self._lent]:
-                await self._take_back(name)
-        if self._starting is not None:
-            await asyncio.gather(self._starting, return_exceptions=True)
+        for name in [*self._lent]:
+            self._take_back(name)
+        await asyncio.gather(*self._taken_back)
         await self._backend.close()
 
-    async def _started(self) -> TcpBackend:
-        if self._starting is None:
-            self._starting = asyncio.get_running_loop().create_task(self._backend.start(), name="lend")
-        await asyncio.shield(self._starting)
-        return self._backend
+    async def _start(self) -> None:
+        if not self._started:
+            await self._backend.start()
+            self._started = True
 
     async def _sweep(self) -> None:
         while self._lent:
             await asyncio.sleep(SWEEP_S)
-            async with self._lock:
-                for name in [name for name, lent in self._lent.items() if lent.file.freed]:
-                    await self._take_back(name)
+            for name, lent in [*self._lent.items()]:
+                if not self._shared.has(lent.region, lent.file):
+                    self._take_back(name)
         self._sweeping = None
 
-    async def _take_back(self, name: str) -> None:
-        lent = self._lent.pop(name)
-        await lent.registration.close()
-        lent.file.close()
+    def _take_back(self, name: str) -> None:
+        """Whoever still reads it is not waited for here."""
+        lent = self._lent.pop(name, None)
+        if lent is not None:
+            task = asyncio.get_running_loop().create_task(_end(lent), name=f"take {name} back")
+            self._taken_back.add(task)
+            task.add_done_callback(self._taken_back.discard)
+
+
+async def _end(lent: _Lent) -> None:
+    await lent.registration.close()
+    lent.file.close()
+
+
+def _handle(name: str, nbytes: int) -> RegionHandle:
+    return RegionHandle(backend="shm", name=name, nbytes=nbytes)

@@ -46,11 +46,12 @@ class SharedRegion:
 
 
 class Attached:
-    """A mapped file that is kept, and who is at it."""
+    """A mapped file that is kept, whatever it is called meanwhile, and who is at it."""
 
     def __init__(self, memory: mmap.mmap, descriptor: int) -> None:
         self._memory = memory
         self._descriptor = descriptor
+        self.inode = os.fstat(descriptor).st_ino
         self.nbytes = len(memory)
         self.pointer = pointer(memoryview(memory))
         self.users = 0
@@ -109,11 +110,21 @@ class SharedMemory:
             os.replace(self._path(handle.name), path)
         return RegionHandle(backend="shm", name=name, nbytes=handle.nbytes)
 
-    def attach(self, handle: RegionHandle, *, writable: bool) -> Attached:
-        """The file itself, and whether it was freed meanwhile. Raises RegionError."""
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
+    def attach(self, handle: RegionHandle, *, writable: bool, populate: bool = False) -> Attached:
+        """The file itself, and whether it was freed meanwhile; with `populate`, for what is writable, mapped
+        all at once. Raises RegionError."""
+        flags = mmap.MAP_SHARED if writable else mmap.MAP_PRIVATE
+        if populate:
+            flags |= mmap.MAP_POPULATE
         with self._file(handle, os.O_RDWR if writable else os.O_RDONLY) as descriptor:
-            return Attached(mmap.mmap(descriptor, handle.nbytes, access=access), os.dup(descriptor))
+            return Attached(mmap.mmap(descriptor, handle.nbytes, flags=flags), os.dup(descriptor))
+
+    def has(self, handle: RegionHandle, mapped: Attached) -> bool:
+        """Whether the region is that file, and not freed, renamed, or another by now."""
+        try:
+            return os.stat(self._path(handle.name)).st_ino == mapped.inode
+        except FileNotFoundError:
+            return False
 
     @contextmanager
     def _file(self, handle: RegionHandle, flags: int) -> Iterator[int]:

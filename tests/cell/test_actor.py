@@ -171,7 +171,8 @@ class House:
         return StageContribution(manifest=manifest, regions=(self.write("g-r0"), self.write("g-r1")))
 
     def regions(self) -> set[str]:
-        return {path.name for path in self.shm.iterdir()}
+        """In use."""
+        return {path.name for path in self.shm.iterdir() if not path.name.startswith("spare")}
 
 
 @pytest.fixture
@@ -221,7 +222,7 @@ async def test_a_snapshot_is_released_when_it_is_loaded(house: House) -> None:
     await house.cells[0].ask(GetStatus())
     core = house.node.lookup("cell-0")
     assert core is not None
-    assert core.target.actor._core._shelf._leases == {}  # type: ignore[attr-defined]
+    assert core.target.actor._core.snapshots._shelf._leases == {}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("failing", [SleepEngine, WakeEngine])
@@ -253,10 +254,10 @@ async def test_a_cell_that_went_back_three_times_in_a_row_ends(house: House) -> 
 
 async def test_a_core_that_gives_no_weights_in_time_sends_the_cell_back(house: House) -> None:
     core = house.node.lookup("cell-0").target.actor._core  # type: ignore[union-attr]
-    core._ready.clear()
+    core.snapshots._ready.clear()
     asking = asyncio.create_task(house.cells[1].ask(EnterTrain(change="r000001")))
     assert await house.queue.told("pull_training_weights") == "the core gave no weights within 0.1 s"
-    core._ready.set()
+    core.snapshots._ready.set()
     changed = await asking
     assert (changed.role, changed.outcome) == ("rollout", "failed")
     assert house.ranks[1].names[-1] == "WakeEngine"

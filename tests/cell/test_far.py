@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
-from gyre.actors import ChildSpec, Node, Ref
+from gyre.actors import ActorDied, ChildSpec, Node, Ref, RemoteError
 from gyre.cell.actor import CellActorConfig
 from gyre.cell.messages import EnterRollout, EnterTrain, GetStatus, Retire, StageContribution
 from gyre.cell.worker_messages import AddShard, BeginTraining, StagedShard, StageGradients, WakeEngine
@@ -49,6 +51,26 @@ class FarHouse(House):
     def content(self, shared: SharedMemory, region: RegionHandle) -> bytes:
         with shared.open(region) as opened:
             return bytes(opened.buffer)
+
+    def content_is(self, content: bytes) -> None:
+        (self.shm / "w0").write_bytes(content)
+
+    async def spoil(self) -> None:
+        """What was written is not what is read."""
+        core = self.cell(0)._core
+        assert core is not None
+        await core.snapshots._sum(RegionHandle(backend="shm", name="w0", nbytes=4))
+        self.content_is(b"c0re")
+
+    def cell(self, number: int) -> Cell:
+        actor = self.cells[number].target.actor  # type: ignore[attr-defined]
+        assert isinstance(actor, Cell)
+        return actor
+
+    def leases(self) -> dict[int, Any]:
+        core = self.cell(0)._core
+        assert core is not None
+        return core.snapshots._shelf._leases
 
     def far_regions(self) -> set[str]:
         return {path.name for path in self.far.iterdir()}
@@ -91,9 +113,40 @@ async def test_weights_are_brought_to_its_machine_and_freed_when_they_are_loaded
     for change in (EnterTrain(), EnterRollout()):
         await house.cells[1].ask(change)
     assert house.loaded == [b"core"] * 4
+    # Both ranks had it from one copy.
+    loads = [asked for asked in house.ranks[1].asked if isinstance(asked, BeginTraining | WakeEngine)]
+    assert [load.region.name for load in loads] == ["w0-far-l1", "w0-far-l2"]
     assert house.far_regions() == {"spare-far"}
     await house.cells[0].ask(GetStatus())  # after the releases before it
     assert house.regions() == {"w0"}
+
+
+async def test_a_corrupt_copy_is_pulled_again_and_never_loaded(house: FarHouse) -> None:
+    await house.spoil()
+
+    def heal(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if event["event"] == "snapshot_corrupt":
+            house.content_is(b"core")
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[heal])
+    assert (await house.cells[1].ask(EnterTrain())).outcome == "done"
+    assert house.loaded == [b"core"] * 2
+    assert house.cell(1).summary()["corrupt_snapshots"] == 1
+    await house.cells[0].ask(GetStatus())  # after the releases before it
+    assert house.leases() == {}
+
+
+async def test_a_snapshot_that_stays_corrupt_is_the_cells_end(house: FarHouse) -> None:
+    """It cannot go back to rollout either: that would be with the same bytes."""
+    await house.spoil()
+    with capture_logs() as logs, pytest.raises((RemoteError, ActorDied), match="has checksum 0x"):
+        await house.cells[1].ask(EnterTrain())
+    assert [line["event"] for line in logs if line["event"] == "snapshot_corrupt"] == ["snapshot_corrupt"] * 9
+    assert house.loaded == []
+    assert "has checksum 0x" in str(await house.deaths[1])
+    await house.cells[0].ask(GetStatus())
+    assert house.leases() == {}
 
 
 async def test_gradients_are_fetched_by_the_core_and_freed_on_both_machines(house: FarHouse) -> None:

@@ -19,7 +19,7 @@ from gyre.cell.engine.memory import is_released
 from gyre.cell.rank import Rank
 from gyre.cell.weights import Layout, parameters, shapes
 from gyre.cell.worker_messages import CellSetup, Loaded, WorkerConfig
-from gyre.rdma import RegionHandle, SharedMemory
+from gyre.rdma import RegionError, RegionHandle, SharedMemory
 from tests.cell.parts import cell_setup, micro_step, trajectory
 
 CPU = torch.device("cpu")
@@ -118,6 +118,35 @@ def test_after_a_commit_the_trainer_holds_what_the_snapshot_does(
     for found, expected in zip(parameters(rank._trainer.model), after, strict=True):
         assert torch.equal(found, expected)
     assert not any(gradient.any() for gradient in rank._trainer.gradients)
+
+
+def test_bfloat16_is_on_the_wire_what_the_engine_would_have_made_of_float32(
+    make_rank: MakeRank, setup: CellSetup
+) -> None:
+    """To the bit, and so is what the core trains with: the masters are rounded once, at the core."""
+    half = msgspec.structs.replace(setup, model=msgspec.structs.replace(setup.model, dtype="bfloat16"))
+    rank, loaded = make_rank(setup=half)
+    region = train(rank, rank.write_snapshot(0), 1)
+    assert region.nbytes == loaded.weights_bytes < 2.1 * loaded.parameters
+    assert rank._masters is not None and rank._trainer is not None and rank._model is not None
+    taken = [torch.empty(p.shape, dtype=torch.bfloat16) for p in rank._masters.weights]
+    for parameter, master in zip(taken, rank._masters.weights, strict=True):
+        assert master.dtype == torch.float32 and not torch.equal(master, master.bfloat16().float())
+        parameter.copy_(master.detach())
+    with rank.weights(1, region).open() as served:
+        for found, expected in zip(served.values(), taken, strict=True):
+            assert torch.equal(found.view(torch.int16), expected.view(torch.int16))
+    for trained, expected in zip(parameters(rank._trainer.model), taken, strict=True):
+        assert torch.equal(trained.view(torch.int16), expected.view(torch.int16))
+
+
+def test_a_snapshot_whose_memory_is_used_again_is_no_weights(make_rank: MakeRank, setup: CellSetup) -> None:
+    """As for a reader that was too slow: an engine that took them raises, and sleeps on."""
+    rank, _ = make_rank()
+    region = rank.write_snapshot(0)
+    with pytest.raises(RegionError, match="w0: was taken back"), rank.weights(0, region).open() as served:
+        assert all(tensor.isfinite().all() for tensor in served.values())
+        SharedMemory(setup.shm_folder).rename(region, "spare")
 
 
 def test_a_snapshot_that_is_loaded_forgets_what_was_accumulated(make_rank: MakeRank) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from gyre.actors import Actor, ActorDied, ChildSpec, Node, Ref, RemoteError, handles
-from gyre.rdma import Borrow, Lending, PeerLost, RegionHandle, SharedMemory
+from gyre.rdma import Borrow, Corrupt, Lending, PeerLost, RegionHandle, SharedMemory, page_sum
 from tests.rdma.conftest import settled
 from tests.rdma.holder import left
 
@@ -147,7 +148,8 @@ async def test_a_holder_that_vanishes_after_it_has_lent(two: Two, tmp_path: Path
     holder = await two.far.spawn(ChildSpec(name="liar", start=lambda: Liar(gone), restart="temporary"))
     with pytest.raises(PeerLost, match=r"region lent-0 of 127\.0\.0\.1:1: dial"):
         await two.lending.fetch(RegionHandle(backend="shm", name="w1", nbytes=100), holder, "copy")
-    assert list((tmp_path / "here").iterdir()) == []
+    # The memory waits for the next.
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["spare-near"]
 
 
 async def test_memory_of_a_copy_is_used_again(two: Two, there: SharedMemory, here: SharedMemory) -> None:
@@ -173,3 +175,55 @@ async def test_what_was_freed_is_taken_back(two: Two, there: SharedMemory, here:
     assert left(here.folder)["fds"] > before["fds"]
     there.free(second)
     await settled(here.folder, before, 3.0)
+
+
+async def test_a_copy_that_is_not_what_its_checksum_says_is_an_error(two: Two, there: SharedMemory) -> None:
+    content = os.urandom(2**20 + 5)
+    region, right = written(there, content), page_sum(memoryview(content))
+    copy = await two.lending.fetch(region, two.holder, "copy", right)
+    two.lending.free(copy)
+    with pytest.raises(Corrupt, match=f"region copy: has checksum {right:#x}, not {right + 1:#x}, of w1"):
+        await two.lending.fetch(region, two.holder, "copy", right + 1)
+    assert [path.name for path in two.lending.shared.folder.iterdir()] == ["spare-near"]
+
+
+async def test_memory_that_is_reserved_is_that_of_the_first_copy(two: Two, there: SharedMemory) -> None:
+    spare = await two.lending.reserve(4)
+    inode = (two.lending.shared.folder / spare.name).stat().st_ino
+    copy = await two.fetch(written(there, b"abcd"))
+    assert (two.lending.shared.folder / copy.name).stat().st_ino == inode
+
+
+async def test_memory_that_has_become_another_region_is_lent_as_that(
+    two: Two, there: SharedMemory, here: SharedMemory
+) -> None:
+    """And no longer as what it was."""
+    first = written(there, b"abcd", "w1")
+    here.free(await two.fetch(first))
+    second = there.rename(there.rename(first, "spare"), "w2")
+    with pytest.raises(RemoteError, match="region w1: is gone"):
+        await two.fetch(first)
+    with here.open(await two.fetch(second)) as opened:
+        assert bytes(opened.buffer) == b"abcd"
+
+
+async def test_readers_do_not_wait_for_the_loop_of_the_holder(two: Two, there: SharedMemory) -> None:
+    """Nor does what they read keep it waiting: it is blocked here all the while."""
+    holder = two.far.lookup("holder")
+    assert holder is not None
+    content = os.urandom(3 * 2**20)
+    lent = await holder.ask(Borrow(region=written(there, content)))
+    copy = memoryview(bytearray(len(content)))
+
+    async def read() -> None:
+        desk = Lending(two.lending.shared, two.far, "reader")._desk
+        try:
+            await desk.read(copy, lent, False)
+        finally:
+            await desk.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(read()))
+    thread.start()
+    thread.join(30.0)  # the loop of both nodes is this thread's
+    assert not thread.is_alive()
+    assert bytes(copy) == content
