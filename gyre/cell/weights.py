@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -92,10 +92,15 @@ def shapes(model: nn.Module) -> list[tuple[int, ...]]:
 
 
 @torch.no_grad()
-def fill(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copies tensor by tensor, across devices and dtypes."""
+def fill(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    """Copies tensor by tensor, across devices and dtypes. A GPU is waited for once: a wait for each tensor
+    takes longer than its copy from pinned memory."""
+    gpus: set[torch.device] = set()
     for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+        target.copy_(source, non_blocking=True)
+        gpus |= {tensor.device for tensor in (target, source) if tensor.is_cuda}
+    for gpu in gpus:
+        torch.cuda.current_stream(gpu).synchronize()
 
 
 def checksum(buffer: memoryview) -> int:

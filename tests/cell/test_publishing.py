@@ -1,5 +1,5 @@
-"""The core's snapshots: memory that is used by turns, readers that are slow, gone or copy. Their dead processes:
-test_snapshot_readers.py."""
+"""The core's snapshots: memory that is used by turns; readers that are slow, gone, or copy. Those that are
+killed: test_snapshot_readers.py."""
 
 from __future__ import annotations
 
@@ -52,8 +52,11 @@ class House:
     def inodes(self) -> set[int]:
         return {path.stat().st_ino for path in self.shared.folder.iterdir()}
 
+    def names(self) -> set[str]:
+        return {path.name for path in self.shared.folder.iterdir()}
+
     def live(self) -> set[str]:
-        return {path.name for path in self.shared.folder.iterdir() if path.name.startswith("w")}
+        return {name for name in self.names() if name.startswith("w")}
 
 
 @pytest.fixture
@@ -80,7 +83,7 @@ async def test_all_versions_are_in_the_memory_that_was_found_at_the_start(shm: P
         await made.commit(publish=version % 2 == 0)
         made.snapshots.release(kept.lease)
         assert made.inodes() == inodes
-        assert {handle.name for handle in await made.snapshots.memory()} == {p.name for p in shm.iterdir()}
+        assert {handle.name for handle in await made.snapshots.memory()} == made.names()
     made.held.close()
 
 
@@ -92,9 +95,9 @@ async def test_a_reader_that_was_waited_for_long_enough_is_dropped(shm: Path) ->
     made.snapshots.release(quick.lease)
     await made.commit(publish=True)
     await made.commit()
-    with capture_logs() as logs, pytest.raises(RegionError, match="w0: was taken back"):
-        with made.held.open(slow.region):
-            assert await made.commit() == 3
+    too_late = pytest.raises(RegionError, match="w0: was taken back")
+    with capture_logs() as logs, too_late, made.held.open(slow.region):
+        assert await made.commit() == 3
     assert logs == [
         {
             "event": "snapshot_reader_dropped",

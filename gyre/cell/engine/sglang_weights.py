@@ -258,8 +258,8 @@ def _send(weights: Weights, group: Any, device: torch.device) -> None:
 
 def _copied(weights: Weights, device: torch.device) -> dict[str, Tensor]:
     with weights.open() as tensors:
-        copied = {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
-    torch.cuda.synchronize(device)
+        copied = {name: tensor.to(device, copy=True, non_blocking=True) for name, tensor in tensors.items()}
+        torch.cuda.synchronize(device)
     return copied
 
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from gyre.cell.engine.base import divides
 from gyre.cell.engine.decoder import check_model
+from gyre.cell.weights import fill
 
 _OVER_HEADS = ("q_proj",)
 _OVER_KV_HEADS = ("k_proj", "v_proj")
@@ -85,10 +86,12 @@ class Share(NamedTuple):
 
     def fill(self, model: nn.Module, config: PretrainedConfig, weights: Any) -> None:
         """Copies this rank's part of whole `weights`, by name, of a model of `config`."""
-        for name, parameter in model.named_parameters():
-            parameter.copy_(self._part(name, config, weights[name]))
+        named = dict(model.named_parameters())
+        fill(named.values(), (self._part(name, config, weights[name], named[name].device) for name in named))
 
-    def _part(self, name: str, config: PretrainedConfig, weight: torch.Tensor) -> torch.Tensor:
+    def _part(
+        self, name: str, config: PretrainedConfig, weight: torch.Tensor, device: torch.device
+    ) -> torch.Tensor:
         *_, module, kind = name.split(".")
         if self.ranks == 1:
             return weight
@@ -108,7 +111,8 @@ class Share(NamedTuple):
         size = _head_dim(config)
         heads = self.heads(config)
         columns = (heads[0] * size, heads[1] * size) if module == "o_proj" else self.mlp(config)
-        return weight[:, slice(*columns)]
+        # Columns are picked where they go: in host memory that would be a copy of its own, and not pinned.
+        return weight.to(device, non_blocking=True)[:, slice(*columns)]
 
 
 ALONE = Share()

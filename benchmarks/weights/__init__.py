@@ -1,0 +1,1 @@
+"""What it costs to publish weights and to pull them."""
