@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks.actors.raw import Memcpy, raw_sender
 from benchmarks.command import chosen, parser, tell
 from benchmarks.kv.engines import SESSIONS, Bench, tokens_of
+from benchmarks.kv.publish import CALLS, measure_publish
 from benchmarks.process import Companion, companion, quiet
 from benchmarks.report import Report
 from benchmarks.timing import Segment, rates
@@ -23,7 +24,7 @@ from gyre.cell.engine import GenerateRequest, KvManifest, SamplingParams
 from gyre.rdma import SharedMemory
 
 TO_RAW = 0.8
-CUDA_IPC_GB_PER_S = 200.0
+GB_PER_S = {"cuda_ipc": 200.0, "host": 40.0}
 TO_RECOMPUTING = {"cpu": 50.0, "cuda": 5.0}
 RAW_BYTES = 256 * 2**20
 RAW = {"shm": "raw_shm", "tcp": "raw_tcp"}
@@ -121,9 +122,9 @@ async def measure(
                     f"{backend}.{largest}_to_{raw_name}_ratio", per_s[largest] / per_s[raw_name], TO_RAW
                 )
             else:
-                report.at_least(f"{backend}.{largest}_gb_per_s", per_s[largest] / 1e9, CUDA_IPC_GB_PER_S)
+                report.at_least(f"{backend}.{largest}_gb_per_s", per_s[largest] / 1e9, GB_PER_S[backend])
             if backend != "tcp":
-                await _against_recomputing(report, here, device, sessions, nbytes, per_s)
+                await _against_recomputing(report, here, backend, device, sessions, nbytes, per_s)
 
 
 async def _nbytes(there: Companion, session: str) -> int:
@@ -135,6 +136,7 @@ async def _nbytes(there: Companion, session: str) -> int:
 async def _against_recomputing(
     report: Report,
     here: Bench,
+    backend: str,
     device: str,
     sessions: list[str],
     nbytes: dict[str, int],
@@ -144,26 +146,34 @@ async def _against_recomputing(
     session = "16k" if "16k" in sessions else sessions[0]
     again_s = await recompute_s(here, session)
     moved_s = nbytes[session] / per_s[session]
-    report.figure(f"{session}.moved_ms", moved_s * 1e3)
-    report.figure(f"{session}.recomputed_s", again_s)
-    report.at_least(f"{session}.recomputed_to_moved_ratio", again_s / moved_s, TO_RECOMPUTING[device])
+    report.figure(f"{backend}.{session}_moved_ms", moved_s * 1e3)
+    report.figure(f"{backend}.{session}_recomputed_s", again_s)
+    ratio = again_s / moved_s
+    report.at_least(f"{backend}.{session}_recomputed_to_moved_ratio", ratio, TO_RECOMPUTING[device])
 
 
 async def measure_all(
     report: Report, console: Console, backends: list[str], device: str, quick: bool
 ) -> None:
     sessions = ["4k"] if quick else [*SESSIONS]
-    one = partial(measure, report, console, device=device, sessions=sessions, rounds=1 if quick else 5)
+    rounds = 1 if quick else 5
+    one = partial(measure, report, console, device=device, sessions=sessions, rounds=rounds)
     for backend in backends:
-        await one(backend=backend)
+        if backend != "publish":
+            await one(backend=backend)
+            continue
+        console.print("publish ...")
+        with tempfile.TemporaryDirectory(prefix="gyre-bench-", dir="/dev/shm") as folder:
+            calls = 2 if quick else CALLS[device]
+            await measure_publish(report, Path(folder), device, min(rounds, 3), calls)
 
 
 def main() -> None:
     line = parser("kv", "Sessions moved between two processes, beside raw copies and computing them again.")
     line.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    line.add_argument("--only", help="backends to measure: shm and tcp on the CPU, cuda_ipc on GPUs")
+    line.add_argument("--only", help="of shm, tcp, publish; on GPUs of cuda_ipc, host, publish")
     options = line.parse_args()
-    usual = ["shm", "tcp"] if options.device == "cpu" else ["cuda_ipc"]
+    usual = ["shm", "tcp", "publish"] if options.device == "cpu" else ["cuda_ipc", "host", "publish"]
     backends = chosen(line, options.only, usual, usual)
     quiet()
     torch.set_num_threads(1)

@@ -11,10 +11,11 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.rdma.backends import made
-from gyre.cell.engine import KvManifest, KvPart
+from gyre.cell.engine import KvManifest, KvPart, OnPublish, pack_ids
 from gyre.cell.engine.base import SUM_BYTES
 from gyre.cell.engine.handover import Reservation
-from gyre.cell.engine.kv_moves import KvHome
+from gyre.cell.engine.kv_home import KvHome
+from gyre.cell.engine.make import SLOT_BYTES
 from gyre.cell.engine.native import NativeEngine
 from gyre.rdma import Backend, RegionHandle, SharedMemory
 
@@ -32,22 +33,30 @@ def tokens_of(session: str) -> tuple[int, ...]:
 
 
 class _Own:
-    """Weights that the model has already."""
-
-    version = 0
+    """Weights that the model has already, in any version."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+        self.version = 0
+        self._tensors = {name: one.detach().clone() for name, one in model.named_parameters()}
 
     @contextmanager
     def open(self) -> Iterator[Mapping[str, torch.Tensor]]:
-        yield {name: parameter.detach().clone() for name, parameter in self._model.named_parameters()}
+        yield self._tensors
 
 
 class Bench:
-    """An engine on `device` that hands KV over by `backend`."""
+    """An engine on `device` that hands KV over by `backend`, or by "host" memory, page-locked for GPUs."""
 
-    def __init__(self, backend: str, folder: Path, name: str, device: torch.device, kv_tokens: int) -> None:
+    def __init__(
+        self,
+        backend: str,
+        folder: Path,
+        name: str,
+        device: torch.device,
+        kv_tokens: int,
+        on_publish: OnPublish = "recompute",
+        max_batch: int = 4,
+    ) -> None:
         layers, hidden, heads, kv_heads, mlp = SHAPES[device.type]
         config = Qwen3Config(
             vocab_size=VOCAB,
@@ -64,21 +73,24 @@ class Bench:
         config.dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         with device:
             self._model = Qwen3ForCausalLM._from_config(config).eval()
-        self.backend: Backend = made(backend, folder, device.index or 0)
+        slot_bytes = SLOT_BYTES if backend == "host" else 0
+        self.backend: Backend = made("shm" if backend == "host" else backend, folder, device.index or 0)
         self.engine = NativeEngine(
             self._model,
             window_tokens=kv_tokens,
             kv_tokens=kv_tokens,
             block_tokens=BLOCK_TOKENS,
-            max_batch=4,
+            max_batch=max_batch,
             chunk_interval_s=0.0,
             eos_token_ids=(),
-            kv_home=KvHome(self.backend, SharedMemory(folder), f"kv-{name}"),
+            kv_home=KvHome(self.backend, SharedMemory(folder), f"kv-{name}", slot_bytes),
+            on_publish=on_publish,
         )
+        self.weights = _Own(self._model)
 
     async def start(self) -> None:
         await self.backend.start()
-        await self.engine.wake(_Own(self._model))
+        await self.engine.wake(self.weights)
 
     async def close(self) -> None:
         await self.engine.close()
@@ -103,7 +115,8 @@ class Bench:
             KvManifest(
                 session=session,
                 layout=layout,
-                tokens=tokens,
+                newest=0,
+                tokens=pack_ids(tokens),
                 blocks=tuple(range(blocks)),
                 parts=(KvPart(heads=memory.heads, region=nothing, sums=bytes(SUM_BYTES * blocks)),),
                 pin="",

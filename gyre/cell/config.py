@@ -67,7 +67,7 @@ class SglangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine of a cell in rollout role: one a rank with `parallel` "data", one over all its ranks with
-    "tensor"."""
+    "tensor". `on_publish` says what new weights do with KV of the older ones."""
 
     engine: Literal["native", "sglang"] = "native"
     parallel: Literal["data", "tensor"] = "data"
@@ -80,6 +80,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_batch: int = 16
     chunk_interval_s: float = 0.05
     batch_invariant: bool = False
+    on_publish: Literal["recompute", "keep"] = "recompute"
     sglang: SglangConfig = SglangConfig()
 
 

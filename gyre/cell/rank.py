@@ -153,6 +153,8 @@ class Rank:
     def close(self) -> None:
         """It is not used any more."""
         self.part()
+        if self._follower is not None:
+            self._follower.close()
         self._snapshots.close()
 
     # --- weights ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 
 from gyre.actors import Actor, handles
 from gyre.cell.engine.base import Chunk, Engine, EngineAsleep, KvManifest
+from gyre.cell.engine.make import kv_name
 from gyre.cell.messages import Abort, ExportKv, Generate, ImportKv, ReleaseKv
 from gyre.cell.model import pick_device, use_device
 from gyre.cell.rank import Rank
@@ -65,9 +66,13 @@ class RankWorker(Actor):
         torch.set_num_threads(setup.cluster.threads_per_rank)
         transport = node.transport
         beyond = setup.cluster.listen is not None
-        name: BackendName = "tcp" if beyond else "cuda_ipc" if self._device.type == "cuda" else "shm"
+        # The pools of several ranks are on GPUs of their own.
+        direct = self._device.type == "cuda" and not setup.engine_over_ranks
+        name: BackendName = "tcp" if beyond else "cuda_ipc" if direct else "shm"
         where = transport.where if transport.scheme in ("tcp", "ucx") else "127.0.0.1"
-        shared = SharedMemory(setup.shm_folder)
+        shared = SharedMemory(setup.shm_folder, kv_name(self._config.cell, self._config.rank))
+        # A life that was killed could not.
+        shared.sweep_own()
         self._backend = await start_backend(
             name, where=where, token=node.token, shared=shared, device=self._device.index or 0
         )

@@ -29,6 +29,9 @@ def engine_faults(job: Job) -> Iterator[Broken]:
         if rollout.batch_invariant:
             allowed = "false: SGLang has --enable-deterministic-inference, for rollout.sglang.arguments"
             yield broken(shown(True), allowed, "rollout.batch_invariant", "rollout.engine")
+        if rollout.on_publish == "keep":
+            allowed = "'recompute': SGLang's prefix cache knows no sessions, others would find the old KV"
+            yield broken(shown("keep"), allowed, "rollout.on_publish", "rollout.engine")
         if rollout.sglang.weights_by == "ipc" and job.cluster.device == "cpu":
             allowed = "with cluster.device = 'cpu' another way, or 'auto': only GPU memory is shared so"
             yield broken(shown("ipc"), allowed, "rollout.sglang.weights_by", "cluster.device")

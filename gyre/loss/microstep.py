@@ -8,10 +8,12 @@ import msgspec
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """One root-to-leaf path of a trajectory tree, with everything its loss needs frozen.
 
-    All five arrays have one entry per token of the path, little-endian bytes so that they cross
+    All arrays have one entry per token of the path, little-endian bytes so that they cross
     processes without conversion: `token_ids` int32[T], `trainable` uint8[T] (1: sampled by the policy
     and trained by this trajectory), `old_logprobs` float32[T] (recorded at sampling, 0 where not
-    sampled), `versions` int32[T] (weight version at sampling, -1 where not sampled).
+    sampled), `versions` int32[T] (weight version at sampling, -1 where not sampled), `kv_versions` int32[T]
+    (of the oldest weights whose KV a token was sampled over: where that is not its version, its old
+    log-probability is that of no one policy), or none where these are the `versions`.
 
     `advantage` is the execution's group-relative advantage; `weight` is this trajectory's share of its
     execution's trainable tokens, so that the weights of one execution sum to 1 (two-level mean).
@@ -26,6 +28,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     versions: bytes
     advantage: float
     weight: float
+    kv_versions: bytes = b""
 
     @property
     def length_tokens(self) -> int:

@@ -302,6 +302,7 @@ def _record(
         output_ids=tuple(sample.token_ids),
         logprobs=tuple(sample.logprobs),
         versions=tuple(sample.versions),
+        kv_versions=tuple(sample.kv_versions) if sample.kv_versions != sample.versions else (),
         finish_reason=sample.finish_reason,
         messages=tuple(message.to_openai() for message in prompt.new_messages),
         output_message=answer.message.to_openai(),

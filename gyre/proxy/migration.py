@@ -119,7 +119,7 @@ class Migration:
         if tokens is None:
             return
         seconds = self._clock() - began_s
-        nbytes = manifest.nbytes * tokens // len(manifest.tokens)
+        nbytes = manifest.nbytes * tokens // manifest.length_tokens
         self._refusals = 0
         self.tally.add(KvTally(1, tokens, nbytes, seconds))
         log.info(

@@ -35,6 +35,7 @@ class Sample:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    kv_versions: list[int] = field(default_factory=list)
     finish_reason: str = ""
     cached_tokens: int = 0
     reroutes: int = 0
@@ -43,6 +44,7 @@ class Sample:
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
         self.versions += chunk.versions
+        self.kv_versions += chunk.kv_versions or chunk.versions
         if self.reroutes == 0:
             self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
 

@@ -70,10 +70,12 @@ class Attached:
 
 
 class SharedMemory:
-    """The regions of one job on one host. The job's root calls `sweep` when all else is over."""
+    """The regions of one job on one host. The job's root calls `sweep` when all else is over. What belongs
+    to one `owner` alone is named `owner`, or `owner-...`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, owner: str = "") -> None:
         self.folder = folder
+        self._owner = owner
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def allocate(self, name: str, nbytes: int) -> SharedRegion:
@@ -146,7 +148,16 @@ class SharedMemory:
 
     def private_path(self) -> str:
         """In the folder, of no region: for a socket."""
-        return str(self.folder / f".{os.urandom(6).hex()}")
+        owner = f"{self._owner}-" if self._owner else ""
+        return str(self.folder / f".{owner}{os.urandom(6).hex()}")
+
+    def sweep_own(self) -> None:
+        """Removes what an earlier life of its owner, which was killed, has left: whoever has it mapped keeps
+        it."""
+        for name in os.listdir(self.folder):
+            visible = name.removeprefix(".")
+            if self._owner and (visible == self._owner or visible.startswith(f"{self._owner}-")):
+                (self.folder / name).unlink(missing_ok=True)
 
     def sweep(self) -> None:
         """Removes the folder with all regions left in it."""

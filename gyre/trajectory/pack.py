@@ -86,6 +86,7 @@ def sample(execution: ScoredExecution, advantage: float, sampling: SamplingConfi
     trajectories = []
     for drawn, mask in zip(draws, masks, strict=True):
         tokens = tree.path_tokens(tree.nodes[drawn.leaf])
+        pure = np.array_equal(tokens.versions, tokens.kv_versions)
         trajectories.append(
             Trajectory(
                 execution=execution.execution,
@@ -95,6 +96,7 @@ def sample(execution: ScoredExecution, advantage: float, sampling: SamplingConfi
                 trainable=mask.astype(np.uint8).tobytes(),
                 old_logprobs=tokens.logprobs.astype("<f4").tobytes(),
                 versions=tokens.versions.astype("<i4").tobytes(),
+                kv_versions=b"" if pure else tokens.kv_versions.astype("<i4").tobytes(),
                 advantage=advantage,
                 weight=int(mask.sum()) / total,
             )

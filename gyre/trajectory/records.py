@@ -17,7 +17,9 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `parent` is the node (a call id) whose path (its prompt and output) is a prefix of this prompt, None at
     a root; `new_input_ids` is what the prompt adds to that path, so that journal bytes are proportional
-    to new content. `output_ids`, `logprobs` and `versions` have one entry per sampled token.
+    to new content. `output_ids`, `logprobs` and `versions` have one entry per sampled token, and so has
+    `kv_versions`: of the oldest weights whose KV a token was sampled over (`rollout.on_publish = "keep"`); ()
+    where that is each token's own version.
     `messages` are the new messages of the request (canonical JSON) for role proofs and for people;
     `tool_calls` maps call id to raw sampled text.
     """
@@ -37,6 +39,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_s: float
     finished_s: float
     reroutes: int = 0
+    kv_versions: tuple[int, ...] = ()
 
 
 class RecordCall(Ask[None], frozen=True, kw_only=True):

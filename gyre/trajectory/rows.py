@@ -106,6 +106,7 @@ class _StoredCall(msgspec.Struct, frozen=True, array_like=True):
     started_s: float
     finished_s: float
     reroutes: int
+    kv_versions: bytes = b""
 
 
 def encode_call(record: CallRecord) -> bytes:
@@ -126,6 +127,7 @@ def encode_call(record: CallRecord) -> bytes:
             record.started_s,
             record.finished_s,
             record.reroutes,
+            np.asarray(record.kv_versions, "<i4").tobytes(),
         )
     )
 
@@ -148,6 +150,7 @@ def decode_call(blob: bytes) -> CallRecord:
         started_s=stored.started_s,
         finished_s=stored.finished_s,
         reroutes=stored.reroutes,
+        kv_versions=tuple(np.frombuffer(stored.kv_versions, "<i4").tolist()),
     )
 
 

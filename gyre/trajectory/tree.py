@@ -26,13 +26,14 @@ class TreeError(ValueError):
 
 
 class Tokens(NamedTuple):
-    """A run of tokens, one entry each: `sampled` by the policy or context; `logprobs` are 0 and `versions`
-    -1 where not sampled."""
+    """A run of tokens, one entry each: `sampled` by the policy or context; `logprobs` are 0, `versions` and
+    `kv_versions` -1 where not sampled."""
 
     token_ids: Int32s
     sampled: Bools
     logprobs: Float32s
     versions: Int32s
+    kv_versions: Int32s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,12 +123,13 @@ class TrajectoryTree:
 
     def _tokens(self, record: CallRecord) -> Tokens:
         sampled = len(record.output_ids)
-        if not len(record.logprobs) == len(record.versions) == sampled:
+        kv_versions = record.kv_versions or record.versions
+        if not len(record.logprobs) == len(record.versions) == len(kv_versions) == sampled:
             raise TreeError(
                 self.execution,
                 record.call,
-                f"{sampled} sampled tokens with {len(record.logprobs)} log-probabilities and"
-                f" {len(record.versions)} versions",
+                f"{sampled} sampled tokens with {len(record.logprobs)} log-probabilities,"
+                f" {len(record.versions)} versions and {len(kv_versions)} of KV",
             )
         logprobs = np.array(record.logprobs, np.float32)
         if not np.isfinite(logprobs).all():
@@ -137,7 +139,8 @@ class TrajectoryTree:
             token_ids=np.array(record.new_input_ids + record.output_ids, np.int32),
             sampled=np.repeat([False, True], [context, sampled]),
             logprobs=np.concatenate([np.zeros(context, np.float32), logprobs]),
-            versions=np.concatenate([np.full(context, -1, np.int32), np.array(record.versions, np.int32)]),
+            versions=_after(context, record.versions),
+            kv_versions=_after(context, kv_versions),
         )
 
     def _check_same(self, node: Node, parent: int | None, tokens: Tokens, record: CallRecord) -> None:
@@ -146,3 +149,7 @@ class TrajectoryTree:
         )
         if not same:
             raise TreeError(self.execution, record.call, "recorded already with other content")
+
+
+def _after(context: int, versions: tuple[int, ...]) -> Int32s:
+    return np.concatenate([np.full(context, -1, np.int32), np.array(versions, np.int32)])

@@ -57,6 +57,7 @@ _ENGINE_COUNTERS = {
     "preemptions": "Calls that gave their KV up to others",
     "kv_tokens_imported": "Tokens whose KV came from another engine",
     "kv_imports_refused": "Sessions whose KV was to come and did not",
+    "mixed_tokens": "Tokens sampled over KV of older weights",
     "busy_s": "Seconds of computing",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from gyre.cell.engine.scripted import ScriptedEngine, answers
 from gyre.cell.messages import Generate
 from gyre.cell.worker import RankWorker
 from gyre.cell.worker_messages import LoadModel, SleepEngine, WakeEngine, WorkerConfig, WriteSnapshot
-from gyre.rdma import RegionHandle
+from gyre.rdma import RegionHandle, SharedMemory
 from tests.cell.parts import VOCAB, cell_setup
 from tests.cell.witness import Witness
 
@@ -75,6 +76,15 @@ async def test_a_worker_passes_calls_on_to_whatever_engine_it_has(house: House) 
     assert chunks[-1].versions == (3,)
     await worker.ask(SleepEngine())
     assert house.engine.version is None
+
+
+async def test_a_worker_frees_what_a_life_that_was_killed_has_left(house: House, shm: Path) -> None:
+    SharedMemory(shm)
+    for name in ("kv-0-0", "kv-0-0-pin", ".kv-0-0-socket", "kv-0-1"):
+        (shm / name).touch()
+    await house.worker()
+    left = {*os.listdir(shm)} & {"kv-0-0", "kv-0-0-pin", ".kv-0-0-socket", "kv-0-1"}
+    assert left == {"kv-0-1"}
 
 
 async def test_a_worker_whose_engine_is_lost_ends_and_says_why(house: House) -> None:

@@ -151,6 +151,11 @@ KV = "rollout.sglang.kv_storage_bytes"
             "rollout.batch_invariant",
             "--enable-deterministic-inference",
         ),
+        (
+            ["rollout.sglang.python=/bin/sh", "rollout.on_publish=keep"],
+            "rollout.on_publish",
+            "'recompute': SGLang's prefix cache knows no sessions",
+        ),
         (["rollout.sglang.python=/bin/sh", "rollout.sglang.environment.A=b"], "", ""),
         (
             ["rollout.sglang.python=/bin/sh", r'rollout.sglang.arguments=["\u0000"]'],

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gyre.actors import Actor, ChildSpec, Node, Ref, Tell, handles
 from gyre.cell.engine import Chunk, Engine, GenerateRequest, KvManifest, SamplingParams, Weights
-from gyre.cell.engine.kv_moves import KvHome
+from gyre.cell.engine.kv_home import KvHome
 from gyre.cell.engine.scripted import NoWeights, ScriptedEngine
 from gyre.cell.messages import Abort, ExportKv, Generate, ImportKv, ReleaseKv
 from gyre.proxy.routes import Routes, Sample
@@ -137,7 +137,7 @@ class Cells:
 
     def left(self) -> list[str]:
         """What of pins is left in memory."""
-        return [name for name in os.listdir(self.folder) if name.startswith("pin-")]
+        return [name for name in os.listdir(self.folder) if "-pin-" in name]
 
 
 MakeEngine = Callable[[int, KvHome], Engine]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,3 +184,35 @@ def test_sweep_leaves_nothing(folder: Path, shared: SharedMemory) -> None:
     shared.sweep()
     assert not folder.exists()
     shared.sweep()
+
+
+_HOLDER = """
+import asyncio, signal, sys, os
+from pathlib import Path
+from gyre.rdma import SharedMemory
+from gyre.rdma.shm_backend import ShmBackend
+
+async def main():
+    shared = SharedMemory(Path(sys.argv[1]), "kv-1-1")
+    await (backend := ShmBackend(shared)).start()
+    await backend.allocate("kv-1-1", 64)
+    await backend.allocate("kv-1-1-pin", 64)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def test_the_next_life_frees_what_one_that_was_killed_has_left(folder: Path) -> None:
+    for name in ("kv-1-0-pin", "kv-1-11-pin", "w1"):
+        write(SharedMemory(folder), name, b"abcd")
+    others = {*os.listdir(folder)}
+    killed = subprocess.run([sys.executable, "-c", _HOLDER, folder], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    left = {*os.listdir(folder)} - others
+    assert {name for name in left if not name.startswith(".")} == {"kv-1-1", "kv-1-1-pin"}
+    assert len(left) == 3  # and a socket
+    SharedMemory(folder).sweep_own()
+    assert {*os.listdir(folder)} == others | left
+    SharedMemory(folder, "kv-1-1").sweep_own()
+    assert {*os.listdir(folder)} == others

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gyre.loss.microstep import Trajectory
 from gyre.trajectory.config import SamplingConfig
@@ -63,8 +64,16 @@ def test_a_trajectory_holds_what_was_recorded() -> None:
     assert list(first.trainable) == [0, 0, 1, 1]
     assert np.frombuffer(first.old_logprobs, "<f4").tolist() == [0, 0, -0.5, -1.0]
     assert np.frombuffer(second.versions, "<i4").tolist() == [-1, -1, 1]
+    assert (first.kv_versions, second.kv_versions) == (b"", b"")
     assert (first.execution, first.leaf, first.role, first.advantage) == ("g000000.00", 0, "main", -1.0)
     assert second.advantage == 1.0
+
+
+def test_a_trajectory_says_which_tokens_were_sampled_over_older_kv() -> None:
+    mixed = replace(record("a", out=[3, 4], version=5, execution="g000000.00"), kv_versions=(5, 3))
+    found, _ = trajectories(plan(scored(0, 0.0, mixed), line(1, 1.0)))
+    assert np.frombuffer(found.versions, "<i4").tolist() == [-1, -1, 5, 5]
+    assert np.frombuffer(found.kv_versions, "<i4").tolist() == [-1, -1, 5, 3]
 
 
 def test_micro_steps_are_named_by_step_group_and_index() -> None:

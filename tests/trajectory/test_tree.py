@@ -19,7 +19,7 @@ def test_a_path_is_the_parents_path_and_what_the_call_adds() -> None:
     assert tokens.sampled.tolist() == [False, False, True, True, False, True, True]
     assert tokens.logprobs.tolist() == [0, 0, -0.5, -1.0, 0, -0.5, -1.0]
     assert tokens.versions.tolist() == [-1, -1, 7, 7, -1, 8, 8]
-    assert [array.dtype for array in tokens] == [np.int32, np.bool_, np.float32, np.int32]
+    assert [array.dtype for array in tokens] == [np.int32, np.bool_, np.float32, np.int32, np.int32]
 
 
 def test_two_children_of_one_call_are_a_fork() -> None:
@@ -68,6 +68,7 @@ def test_another_record_under_a_taken_id_is_refused(other: CallRecord) -> None:
     [
         ("logprobs", (), "1 sampled tokens with 0 log-probabilities"),
         ("versions", (1, 2), "2 versions"),
+        ("kv_versions", (1, 2), "2 of KV"),
         ("logprobs", (float("nan"),), "not finite"),
     ],
 )

@@ -14,8 +14,11 @@ from gyre.cell.engine.base import (
     KvManifest,
     KvPart,
     KvUnavailable,
+    OnPublish,
     SamplingParams,
     Weights,
+    pack_ids,
+    unpack_ids,
 )
 
 __all__ = [
@@ -31,6 +34,9 @@ __all__ = [
     "KvManifest",
     "KvPart",
     "KvUnavailable",
+    "OnPublish",
     "SamplingParams",
     "Weights",
+    "pack_ids",
+    "unpack_ids",
 ]

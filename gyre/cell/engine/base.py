@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from array import array
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FinishReason = Literal["stop", "length", "abort"]
+OnPublish = Literal["recompute", "keep"]
 
 # How long KV stays pinned where nobody says that it was read, or is not wanted any more.
 KV_LEASE_S = 30.0
@@ -55,7 +57,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of a call since the chunk before: `token_ids`, their log-probabilities under
     softmax(logits / temperature) before top-k and top-p (at temperature 0: softmax(logits)), and the weight
-    version of each.
+    version of each. `kv_versions`: of the oldest weights that KV was of which it was sampled over; () where
+    that is the version of each itself.
     The last chunk of a call, and only it, has a `finish_reason`. `cached_tokens`, the same in each chunk:
     tokens of `prompt_ids` whose KV was there already. `routed_experts`, only in the last and only if asked
     for: int32 [tokens - 1, layers, experts_per_token] of prompt and output, little-endian."""
@@ -63,6 +66,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
+    kv_versions: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     routed_experts: bytes | None = None
@@ -82,6 +86,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks_pinned: int = 0
     kv_tokens_imported: int = 0
     kv_imports_refused: int = 0
+    mixed_tokens: int = 0
     busy_s: float = 0.0
 
 
@@ -119,7 +124,7 @@ class Weights(Protocol):
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """What a block of KV holds: keys and values [layers, 2, block_tokens, kv_heads, head_dim] of `model`
-    with `adapter` under weight `version`."""
+    with `adapter` under weight `version`: of kept KV the oldest."""
 
     model: str
     adapter: str
@@ -138,27 +143,46 @@ def divides(heads: int, kv_heads: int, ranks: int) -> bool:
 
 
 class KvPart(msgspec.Struct, frozen=True, kw_only=True):
-    """KV heads [heads[0], heads[1]) of a pool, in the memory of one rank: its blocks, one after the other.
-    `sums` are those of the manifest's blocks as they were pinned, 8 bytes each, little-endian."""
+    """KV heads [heads[0], heads[1]) of a pool, or of a stage, in the memory of one rank: its blocks, one
+    after the other. `sums` are those of the manifest's blocks as they were pinned, 8 bytes each,
+    little-endian."""
 
     heads: tuple[int, int]
     region: RegionHandle
     sums: bytes
 
 
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """int32, little-endian: a session has tens of thousands."""
+    return array("i", ids).tobytes()
+
+
+def unpack_ids(packed: bytes) -> tuple[int, ...]:
+    """Raises ValueError where it is cut short."""
+    return tuple(array("i", packed))
+
+
 class KvManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV of one session's full blocks, of `tokens` from the first on; a multiple of `block_tokens`. They
-    are the `blocks` of a pool, which stay as they are while the engine holds `pin`: as long as `proof` can be
-    read, `lease_s` at most. Whoever takes it over hashes the tokens itself."""
+    """The KV of one session's full blocks, of `tokens` (packed) from the first on; a multiple of
+    `block_tokens`. They are the `blocks` of a pool, which stay as they are while the engine holds `pin`: as
+    long as `proof` can be read, `lease_s` at most. No weights that computed any of it are newer than
+    `newest`. Whoever takes it over hashes the tokens itself. With `slot_blocks` the parts are not pools but
+    stages, of slots for so many blocks, and `proof` says who fills them in turn."""
 
     session: str
     layout: KvLayout
-    tokens: tuple[int, ...]
+    newest: int
+    tokens: bytes
     blocks: tuple[int, ...]
     parts: tuple[KvPart, ...]
     pin: str
     proof: RegionHandle
     lease_s: float
+    slot_blocks: int = 0
+
+    @property
+    def length_tokens(self) -> int:
+        return len(self.tokens) // 4
 
     @property
     def nbytes(self) -> int:
@@ -209,9 +233,10 @@ class Engine(Protocol):
         error is raised and the engine sleeps on."""
 
     async def update(self, weights: Weights) -> None:
-        """Swaps weights under live calls, between two forward passes; KV of the older version is dropped and
-        what is live is computed again. If they cannot be read, that error is raised and the engine falls
-        asleep: what it has is of no version. Raises EngineAsleep."""
+        """Swaps weights under live calls, between two forward passes. KV of the older version is dropped and
+        what is live is computed again; an engine that was made to `keep` it goes on with it in the sessions
+        that it belongs to, and tells so by `kv_versions`. If they cannot be read, that error is raised and
+        the engine falls asleep: what it has is of no version. Raises EngineAsleep."""
 
     async def export_kv(
         self, session: str, lease_s: float = KV_LEASE_S, call: str | None = None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-Chain = Callable[[bytes, Sequence[int]], bytes]
+from gyre.cell.engine.base import pack_ids
+
+Chain = Callable[[bytes, bytes], bytes]
+_ID_BYTES = 4
 
 
-def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The 16-byte hash of a full block: of its tokens and, through `parent`, of all before them. The same in
-    every process."""
-    return blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
+def chain_hash(parent: bytes, tokens: bytes) -> bytes:
+    """The 16-byte hash of a full block: of its tokens, packed, and, through `parent`, of all before them. The
+    same in every process."""
+    return blake2b(parent + tokens, digest_size=16).digest()
 
 
 def root_hash(version: int) -> bytes:
@@ -24,11 +26,12 @@ def root_hash(version: int) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
-    """A full block with KV of all its tokens, found by its chain hash. `holders` sequences read it now."""
+    """A full block with KV of all its tokens (packed), found by its chain hash. `holders` sequences read it
+    now."""
 
     digest: bytes
     parent: CachedBlock | None
-    tokens: tuple[int, ...]
+    tokens: bytes
     block: int
     holders: int = 0
 
@@ -58,26 +61,35 @@ class BlockPool:
         """Blocks that sequences hold."""
         return self.blocks - self.available
 
-    def extend_digests(self, digests: list[bytes], tokens: Sequence[int], version: int) -> None:
-        """Appends the hashes of the full blocks of `tokens` that `digests` lacks."""
-        size = self.block_tokens
-        for index in range(len(digests), len(tokens) // size):
-            parent = digests[-1] if digests else root_hash(version)
-            digests.append(self._chain(parent, tokens[index * size : (index + 1) * size]))
+    def extend_digests(
+        self, digests: list[bytes], tokens: Sequence[int], version: int, blocks: int | None = None
+    ) -> None:
+        """Appends the hashes that `digests` lacks of all full blocks of `tokens`, or of some first ones."""
+        size, nbytes = self.block_tokens, self.block_tokens * _ID_BYTES
+        last = len(tokens) // size if blocks is None else blocks
+        packed = pack_ids(tokens[len(digests) * size : last * size])
+        digest = digests[-1] if digests else root_hash(version)
+        for start in range(0, len(packed), nbytes):
+            digest = self._chain(digest, packed[start : start + nbytes])
+            digests.append(digest)
 
-    def match(self, digests: Sequence[bytes], tokens: Sequence[int]) -> list[CachedBlock]:
-        """The longest cached chain that starts `tokens`, not held yet. Compares tokens, not only hashes."""
+    def find(
+        self, digests: list[bytes], tokens: Sequence[int], version: int, limit: int | None = None
+    ) -> list[CachedBlock]:
+        """The longest cached chain that starts `tokens`, of at most `limit` blocks, not held yet. Compares
+        tokens, not only hashes. `digests` has the hashes of some first blocks; those of what is found are
+        there then, and that of the block which is missing, where it is full."""
+        size = self.block_tokens
         found: list[CachedBlock] = []
-        parent: CachedBlock | None = None
-        for digest in digests:
-            entry = self._cached.get(digest)
-            start = len(found) * self.block_tokens
-            if entry is None or entry.parent is not parent:
-                break
-            if entry.tokens != tuple(tokens[start : start + self.block_tokens]):
+        for index in range(len(tokens) // size):
+            packed = pack_ids(tokens[index * size : (index + 1) * size])
+            if index == len(digests):
+                digests.append(self._chain(digests[-1] if digests else root_hash(version), packed))
+            entry = None if index == limit else self._cached.get(digests[index])
+            parent = found[-1] if found else None
+            if entry is None or entry.parent is not parent or entry.tokens != packed:
                 break
             found.append(entry)
-            parent = entry
         return found
 
     def hold(self, chain: Iterable[CachedBlock]) -> None:
@@ -97,21 +109,30 @@ class BlockPool:
         return [self._free.pop() for _ in range(count)]
 
     def seal(
-        self, parent: CachedBlock | None, digest: bytes, tokens: Sequence[int], block: int
+        self, parent: CachedBlock | None, digest: bytes, tokens: bytes, block: int
     ) -> CachedBlock | None:
-        """Makes a full block findable, and holds it for its writer. Where the same tokens are cached already,
-        that block is held instead and `block` is freed. None, and `block` stays the writer's own, when the
-        hash belongs to other tokens."""
+        """Makes a full block of packed `tokens` findable, and holds it for its writer. Where the same tokens
+        are cached already, that block is held instead and `block` is freed. None, and `block` stays the
+        writer's own, when the hash belongs to other tokens."""
         entry = self._cached.get(digest)
         if entry is None:
-            entry = CachedBlock(digest, parent, tuple(tokens), block)
+            entry = CachedBlock(digest, parent, tokens, block)
             self._cached[digest] = entry
-        elif entry.parent is parent and entry.tokens == tuple(tokens):
+        elif entry.parent is parent and entry.tokens == tokens:
             self._free.append(block)
         else:
             return None
         self.hold((entry,))
         return entry
+
+    def enter(self, entries: Sequence[CachedBlock]) -> bool:
+        """As to seal one after the other, of entries that are held by their writer alone. False, and nothing
+        is done, where one of their hashes is another's too."""
+        found = {entry.digest: entry for entry in entries}
+        if len(found) < len(entries) or not self._cached.keys().isdisjoint(found):
+            return False
+        self._cached.update(found)
+        return True
 
     def let_go(self, chain: Sequence[CachedBlock], own: Iterable[int]) -> None:
         """Ends a sequence's hold: `chain` stays cached while there is room, `own` blocks are free."""

@@ -21,11 +21,13 @@ from gyre.cell.engine.base import (
     GenerateRequest,
     KvManifest,
     KvUnavailable,
+    OnPublish,
     Weights,
 )
 from gyre.cell.engine.blocks import BlockPool
 from gyre.cell.engine.handover import Reservation
-from gyre.cell.engine.kv_moves import KvHome, KvMoves
+from gyre.cell.engine.kv_home import KvHome
+from gyre.cell.engine.kv_moves import KvMoves
 from gyre.cell.engine.rollout import Rollout, Runner
 from gyre.cell.engine.scheduler import Scheduler
 from gyre.cell.engine.sequence import Sequence
@@ -60,7 +62,7 @@ class DrivenEngine:
 
     The window is `window_tokens`, or what `kv_tokens` can hold if that is less. A pass computes at most
     `step_tokens` tokens of prompts, so that running calls wait no longer than that for their next token.
-    KV is handed over by way of its `kv_home`.
+    KV is handed over by way of its `kv_home`. `on_publish`: what an update does with KV.
     """
 
     def __init__(
@@ -77,12 +79,13 @@ class DrivenEngine:
         eos_token_ids: tuple[int, ...],
         step_tokens: int,
         kv_home: KvHome | None,
+        on_publish: OnPublish = "recompute",
     ) -> None:
         blocks = kv_tokens // block_tokens
         if blocks < 1:
             raise ValueError(f"kv_tokens is {kv_tokens}: give at least one block of {block_tokens} tokens")
         scheduler = Scheduler(BlockPool(blocks, block_tokens), max_batch, step_tokens)
-        self._rollout: Rollout[_Outlet] = Rollout(runner, scheduler, chunk_interval_s, clock)
+        self._rollout: Rollout[_Outlet] = Rollout(runner, scheduler, chunk_interval_s, clock, on_publish)
         self._moves = None if kv_home is None else KvMoves(kv_home, runner, lane.run)
         self._leases: dict[str, asyncio.TimerHandle] = {}
         self._expiring: set[asyncio.Task[bool]] = set()
@@ -168,22 +171,24 @@ class DrivenEngine:
         moves, pin = self._moves_(), f"pin-{uuid4().hex}"
         try:
             pinned = await self._on_lane(partial(self._rollout.pin, pin, session, call))
-            proof = await moves.prove(pin)
+            proof = await moves.prove(pin, pinned.blocks)
         except BaseException:
             # Also where nobody waits for it any more.
             self._submit(partial(self._rollout.unpin, pin))
             raise
         self._leases[pin] = asyncio.get_running_loop().call_later(lease_s, self._expire, pin)
-        layout, tokens, blocks, sums = pinned
+        layout, newest, tokens, blocks, sums = pinned
         return KvManifest(
             session=session,
             layout=layout,
+            newest=newest,
             tokens=tokens,
             blocks=blocks,
             parts=moves.parts(sums),
             pin=pin,
             proof=proof,
             lease_s=lease_s,
+            slot_blocks=moves.slot_blocks,
         )
 
     async def release_kv(self, pin: str) -> bool:
@@ -216,7 +221,7 @@ class DrivenEngine:
         reservation = Reservation(manifest)
         try:
             await self._on_lane(partial(self._rollout.reserve, reservation))
-            check = await moves.fetch(reservation)
+            check = await moves.fetch(reservation, partial(self._rollout.prepare, reservation))
             return await self._on_lane(partial(self._rollout.seal, reservation, check))
         except Exception:
             await self._on_lane(partial(self._rollout.refuse, reservation))
@@ -271,6 +276,8 @@ class DrivenEngine:
         if self._closed:
             return
         await self._end_moves()
+        if self._moves is not None:
+            await self._moves.end()
         await self._on_lane(self._end)
         self._closed = True
         self._lane.close()

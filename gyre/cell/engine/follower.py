@@ -10,14 +10,17 @@ from functools import partial
 
 import structlog
 
-from gyre.cell.engine.base import Weights
+from gyre.cell.engine.base import Weights, unpack_ids
 from gyre.cell.engine.orders import (
     Done,
+    FillSlot,
     Leave,
+    LookAt,
     Order,
     PassReader,
     ReleaseKv,
     TakeKv,
+    TakeSlot,
     TakeWeights,
     is_pass,
     pack_answer,
@@ -75,6 +78,11 @@ class Follower:
             self._runner.sum = None
             team.close()
 
+    def close(self) -> None:
+        """For good; on the device thread."""
+        self.leave()
+        self._runner.close()
+
     def _queue(self, job: Callable[[], None]) -> None:
         self._thread.submit(job)
 
@@ -98,19 +106,27 @@ class Follower:
 
     def _carry_out(self, order: Order) -> Done:
         try:
-            return Done(pool=self._do(order))
+            return self._do(order)
         except Exception as error:
             return Done(error=f"{type(error).__name__}: {error}")
 
-    def _do(self, order: Order) -> RegionHandle | None:
+    def _do(self, order: Order) -> Done:
         match order:
             case TakeWeights(version=version, region=region):
                 self._runner.take_weights(self._weights(version, region))
-            case TakeKv():
-                self._runner.take_kv()
-                return self._runner.kv.file
+            case TakeKv(slot_bytes=slot_bytes):
+                self._runner.take_kv(slot_bytes)
+                return Done(pool=self._runner.file)
+            case FillSlot(blocks=blocks, slot=slot):
+                self._runner.fill_slot(unpack_ids(blocks), slot)
+            case TakeSlot(blocks=blocks, heads=heads, slot=slot, nbytes=nbytes):
+                return Done(sums=self._runner.take_slot(unpack_ids(blocks), heads, slot, nbytes))
+            case LookAt(blocks=blocks, finite=True):
+                return Done(finite=self._runner.is_finite(0, unpack_ids(blocks)))
+            case LookAt(blocks=blocks):
+                return Done(sums=self._runner.sums(0, unpack_ids(blocks)))
             case ReleaseKv():
                 self._runner.release_kv()
             case Leave():
                 self._runner.release_weights()
-        return None
+        return Done()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from gyre.cell.engine.base import SUM_BYTES, KvLayout, KvManifest, KvUnavailable, head_bytes
 from gyre.cell.engine.blocks import BlockPool, CachedBlock
-from gyre.rdma import RegionHandle
+from gyre.cell.engine.kv_relay import SLOTS_OUT
+from gyre.cell.engine.prefixes import Digests, Prefixes
+from gyre.rdma import PageLock, RegionHandle
 
 
 class KvMemory(NamedTuple):
-    """Where the KV heads [heads[0], heads[1]) of all blocks lie, block after block: `memory` is what a
-    backend registers, `file` the region of this host that it is, if it is one."""
+    """Where the KV heads [heads[0], heads[1]) of all blocks lie, block after block, or of those that are in
+    slots: `memory` is what a backend registers, `file` the region of this host that it is, if it is one."""
 
     heads: tuple[int, int]
     memory: object
@@ -31,6 +34,17 @@ class KvStore(Protocol):
     def kv_memory(self) -> tuple[KvMemory, ...]:
         """Of each of its ranks, while there is any. Raises KvUnavailable, RegionError."""
 
+    @property
+    def slot_blocks(self) -> int:
+        """Of a slot of its stages; 0 where others read the pool itself."""
+
+    def fill_slot(self, blocks: Sequence[int], slot: int) -> None:
+        """Puts blocks into that slot of the stage of each rank. Raises EngineFault."""
+
+    @property
+    def page_lock(self) -> PageLock | None:
+        """For memory that KV is written from, if it is better locked."""
+
     def settle(self) -> None:
         """What passes have written is there, for whoever reads the memory."""
 
@@ -47,22 +61,26 @@ class KvStore(Protocol):
 
 
 class Pinned(NamedTuple):
-    """What a manifest says of a pin; the sums of its blocks by rank."""
+    """What a manifest says of a pin; `tokens` packed, the sums of its blocks by rank."""
 
     layout: KvLayout
-    tokens: tuple[int, ...]
+    newest: int
+    tokens: bytes
     blocks: tuple[int, ...]
     sums: tuple[bytes, ...]
 
 
 class Reservation:
-    """Blocks for KV that is to come: `own` for what is not there yet, after the held `chain`."""
+    """Blocks for KV that is to come: `own` for what is not there yet, after the held `chain`. They become
+    `entries`."""
 
     def __init__(self, manifest: KvManifest) -> None:
         self.manifest = manifest
+        self.tokens: array[int] = array("i")
         self.digests: list[bytes] = []
         self.chain: list[CachedBlock] = []
         self.own: list[int] = []
+        self.entries: list[CachedBlock] = []
 
     @property
     def theirs(self) -> tuple[int, ...]:
@@ -72,11 +90,14 @@ class Reservation:
 
 
 class Handover:
-    """Pins and reservations, between two passes: it belongs to whoever drives the engine."""
+    """Pins and reservations, between two passes: it belongs to whoever drives the engine. With `keep` it also
+    takes KV of older weights, for the session that it belongs to."""
 
-    def __init__(self, pool: BlockPool, store: KvStore) -> None:
+    def __init__(self, pool: BlockPool, prefixes: Prefixes, store: KvStore, keep: bool) -> None:
         self._pool = pool
+        self._prefixes = prefixes
         self._store = store
+        self._keep = keep
         self._pins: dict[str, list[CachedBlock]] = {}
 
     @property
@@ -84,19 +105,17 @@ class Handover:
         """Blocks, one that is pinned twice counted twice."""
         return sum(len(chain) for chain in tuple(self._pins.values()))
 
-    def pin(self, pin: str, session: str, tokens: Sequence[int], version: int) -> Pinned:
+    def pin(self, pin: str, session: str, tokens: Sequence[int], digests: Digests) -> Pinned:
         """Holds what is cached of `tokens`. Raises KvUnavailable."""
-        size = self._pool.block_tokens
-        digests: list[bytes] = []
-        self._pool.extend_digests(digests, tokens, version)
-        chain = self._pool.match(digests, tokens)
+        version, chain = self._prefixes.find(session, tokens, digests)
         if not chain:
             raise KvUnavailable(f"no KV of session {session} is here: {len(tokens)} tokens are known of it")
         blocks = tuple(entry.block for entry in chain)
         sums = self._sums(session, blocks)
         self._pool.hold(chain)
         self._pins[pin] = chain
-        return Pinned(self._store.kv_layout(version), tuple(tokens[: len(chain) * size]), blocks, sums)
+        packed = b"".join(entry.tokens for entry in chain)
+        return Pinned(self._store.kv_layout(version), self._prefixes.version, packed, blocks, sums)
 
     def _sums(self, session: str, blocks: Sequence[int]) -> tuple[bytes, ...]:
         self._store.settle()
@@ -114,31 +133,51 @@ class Handover:
         for pin in tuple(self._pins):
             self.unpin(pin)
 
-    def reserve(self, reservation: Reservation, version: int) -> None:
+    def reserve(self, reservation: Reservation) -> None:
         """Holds what is here of it, and takes blocks for what is missing, as many as can be had. Nobody's
         held blocks are touched. Raises KvUnavailable."""
         pool, manifest = self._pool, reservation.manifest
-        check(manifest, self._store.kv_layout(version), self._store.vocab)
-        pool.extend_digests(reservation.digests, manifest.tokens, version)
-        chain = pool.match(reservation.digests, manifest.tokens)
-        pool.hold(chain)
-        reservation.chain = chain
-        missing = len(reservation.digests) - len(chain)
+        self._check_versions(manifest)
+        layout = self._store.kv_layout(manifest.layout.version)
+        tokens = reservation.tokens = check(manifest, layout, self._store.vocab)
+        reservation.chain = pool.find(reservation.digests, tokens, layout.version)
+        pool.hold(reservation.chain)
+        missing = len(manifest.blocks) - len(reservation.chain)
         reservation.own = pool.take(min(missing, pool.available)) or []
-        if not chain and not reservation.own:
+        if not reservation.chain and not reservation.own:
             raise KvUnavailable(
                 f"no room for KV of session {manifest.session}: all {pool.blocks} blocks are held"
             )
 
-    def seal(self, reservation: Reservation, version: int) -> int:
+    def prepare(self, reservation: Reservation) -> None:
+        """What `seal` needs; it can be done while the blocks are being filled."""
+        pool, manifest, first = self._pool, reservation.manifest, len(reservation.chain)
+        last = first + len(reservation.own)
+        pool.extend_digests(reservation.digests, reservation.tokens, manifest.layout.version, last)
+        parent = reservation.chain[-1] if first else None
+        nbytes, tokens = 4 * pool.block_tokens, manifest.tokens
+        starts = range(first * nbytes, last * nbytes, nbytes)
+        for digest, start, block in zip(
+            reservation.digests[first:last], starts, reservation.own, strict=True
+        ):
+            parent = CachedBlock(digest, parent, tokens[start : start + nbytes], block, holders=1)
+            reservation.entries.append(parent)
+
+    def seal(self, reservation: Reservation) -> int:
         """The blocks have their KV: makes them findable and answers how many tokens are. Raises KvUnavailable
         where weights have changed meanwhile."""
-        manifest = reservation.manifest
-        if manifest.layout.version != version:
-            raise KvUnavailable(f"weights changed from {manifest.layout.version} to {version} meanwhile")
-        while reservation.own and self._seal_next(reservation):
-            reservation.own.pop(0)
+        manifest, entries = reservation.manifest, reservation.entries
+        self._check_versions(manifest)
+        if not entries:
+            self.prepare(reservation)
+        if self._pool.enter(entries):
+            reservation.chain += entries
+            reservation.own.clear()
+        else:
+            self._seal_each(reservation)
         tokens = len(reservation.chain) * self._pool.block_tokens
+        if tokens:
+            self._prefixes.admit(manifest.session, manifest.layout.version)
         self.drop(reservation)
         return tokens
 
@@ -148,35 +187,44 @@ class Handover:
         reservation.chain, reservation.own = [], []
         self._pool.let_go(chain, own)
 
-    def _seal_next(self, reservation: Reservation) -> bool:
-        chain, tokens = reservation.chain, reservation.manifest.tokens
-        at, size = len(chain), self._pool.block_tokens
-        parent = chain[-1] if chain else None
-        entry = self._pool.seal(
-            parent, reservation.digests[at], tokens[at * size : (at + 1) * size], reservation.own[0]
-        )
-        if entry is None:
-            return False
-        chain.append(entry)
-        return True
+    def _seal_each(self, reservation: Reservation) -> None:
+        """As far as hashes are not those of other tokens."""
+        chain = reservation.chain
+        for entry in reservation.entries:
+            parent = chain[-1] if chain else None
+            sealed = self._pool.seal(parent, entry.digest, entry.tokens, entry.block)
+            if sealed is None:
+                return
+            chain.append(sealed)
+            reservation.own.pop(0)
+
+    def _check_versions(self, manifest: KvManifest) -> None:
+        oldest, newest, version = manifest.layout.version, manifest.newest, self._prefixes.version
+        if oldest == newest == version or (self._keep and oldest <= newest <= version):
+            return
+        found = f"{oldest}" if oldest == newest else f"{oldest} to {newest}"
+        raise KvUnavailable(f"its version is {found}, this engine's is {version}")
 
 
-def check(manifest: KvManifest, own: KvLayout, vocab: int) -> None:
-    """Raises KvUnavailable unless blocks of `own` layout can be filled with it, whatever it holds."""
+def check(manifest: KvManifest, own: KvLayout, vocab: int) -> array[int]:
+    """Its tokens. Raises KvUnavailable unless blocks of `own` layout can be filled with it, whatever it
+    holds."""
     for field in KvLayout.__struct_fields__:
         theirs, ours = getattr(manifest.layout, field), getattr(own, field)
         if theirs != ours:
             raise KvUnavailable(f"its {field} is {theirs!r}, this engine's is {ours!r}")
-    tokens, blocks = manifest.tokens, manifest.blocks
-    if not tokens or len(tokens) != len(blocks) * own.block_tokens:
+    blocks = manifest.blocks
+    if not blocks or len(manifest.tokens) != 4 * len(blocks) * own.block_tokens:
         raise KvUnavailable(
-            f"{len(tokens)} tokens are not those of {len(blocks)} blocks of {own.block_tokens}"
+            f"{len(manifest.tokens)} bytes are not the tokens of {len(blocks)} blocks of {own.block_tokens}"
         )
-    least, most = min(tokens), max(tokens)
-    if least < 0 or most >= vocab:
-        raise KvUnavailable(f"tokens are {least} to {most}: the model knows 0 to {vocab - 1}")
+    # Unsigned, what is negative is beyond any vocabulary.
+    if (most := max(memoryview(manifest.tokens).cast("I"))) >= vocab:
+        raise KvUnavailable(f"a token is {most}: the model knows 0 to {vocab - 1}")
     if min(blocks) < 0:
         raise KvUnavailable(f"a block has the number {min(blocks)}")
+    if manifest.slot_blocks < 0:
+        raise KvUnavailable(f"a slot has {manifest.slot_blocks} blocks")
     if not 0 < manifest.lease_s < float("inf"):
         raise KvUnavailable(f"it is leased for {manifest.lease_s} s")
     covered = 0
@@ -185,10 +233,12 @@ def check(manifest: KvManifest, own: KvLayout, vocab: int) -> None:
         if first != covered or last <= first:
             raise KvUnavailable(f"a part has heads [{first}, {last}) where [{covered}, ...) is due")
         covered = last
-        needed = (max(blocks) + 1) * (last - first) * head_bytes(own)
+        count = SLOTS_OUT * manifest.slot_blocks or max(blocks) + 1
+        needed = count * (last - first) * head_bytes(own)
         if part.region.nbytes < needed:
             raise KvUnavailable(f"region {part.region.name} has {part.region.nbytes} bytes, not {needed}")
         if len(part.sums) != len(blocks) * SUM_BYTES:
             raise KvUnavailable(f"{len(part.sums)} bytes are not the sums of {len(blocks)} blocks")
     if covered != own.kv_heads:
         raise KvUnavailable(f"its parts hold {covered} KV heads, the model has {own.kv_heads}")
+    return array("i", manifest.tokens)

@@ -39,11 +39,23 @@ def layout_of(data: torch.Tensor, model: str, version: int, heads: int) -> KvLay
 
 def is_finite(data: torch.Tensor, blocks: Sequence[int]) -> bool:
     """Whether all numbers of these blocks are."""
-    for first, last in _runs(blocks):
-        # What is not finite makes one of both so, and they are one pass over the numbers.
-        if not all(bool(extreme.isfinite()) for extreme in torch.aminmax(data[first:last])):
-            return False
-    return True
+    if not blocks:
+        return True
+    runs = [data[first:last] for first, last in _runs(blocks)]
+    # What is not finite makes a sum so. One look at all of them: on a GPU each waits for it.
+    if bool(torch.stack([run.sum(dtype=_sum_dtype(data)) for run in runs]).isfinite().all()):
+        return True
+    return all(_is_finite(run) for run in runs)
+
+
+def _is_finite(numbers: torch.Tensor) -> bool:
+    """Of finite ones a sum may be too large; the least and the largest one tell."""
+    return all(bool(extreme.isfinite()) for extreme in torch.aminmax(numbers))
+
+
+def _sum_dtype(data: torch.Tensor) -> torch.dtype:
+    """A half's sum is soon too large."""
+    return torch.float32 if data.dtype == torch.float16 else data.dtype
 
 
 def sums(data: torch.Tensor, blocks: Sequence[int]) -> bytes:
@@ -61,14 +73,15 @@ def write_blocks(
     heads: tuple[int, int],
     source: memoryview,
 ) -> bytes:
-    """Fills blocks of `data`, which holds heads [held[0], held[1]), from `source`, which has
+    """Fills blocks of `data`, which holds heads [held[0], held[1]), from `source` in host memory, which has
     [heads[0], heads[1]) of as many. Answers the sums of `source`."""
     start, stop = max(held[0], heads[0]), min(held[1], heads[1])
     _, layers, halves, block_tokens, _, head_dim = data.shape
     shape = (-1, layers, halves, block_tokens, heads[1] - heads[0], head_dim)
-    found = torch.frombuffer(source, dtype=data.dtype).view(shape)
+    found = torch.frombuffer(source, dtype=data.dtype).view(shape).to(data.device)
     target = data[..., start - held[0] : stop - held[0], :]
-    target.index_copy_(0, torch.tensor(blocks), found[..., start - heads[0] : stop - heads[0], :])
+    part = found[..., start - heads[0] : stop - heads[0], :]
+    target.index_copy_(0, torch.tensor(blocks, device=data.device), part)
     return sums(found, range(len(blocks)))
 
 

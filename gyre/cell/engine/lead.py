@@ -13,16 +13,21 @@ import structlog
 import torch
 
 from gyre.cell.engine import kv_bytes
-from gyre.cell.engine.base import EngineFault, KvLayout, KvUnavailable, Weights
+from gyre.cell.engine.base import EngineFault, KvLayout, KvUnavailable, Weights, pack_ids
 from gyre.cell.engine.handover import KvMemory
+from gyre.cell.engine.kv_home import PoolFile
+from gyre.cell.engine.kv_relay import SLOTS_IN, SLOTS_OUT
 from gyre.cell.engine.orders import (
     BadOrder,
     Done,
+    FillSlot,
     Leave,
+    LookAt,
     Order,
     PassWriter,
     ReleaseKv,
     TakeKv,
+    TakeSlot,
     TakeWeights,
     pack,
     unpack_answer,
@@ -32,17 +37,17 @@ from gyre.cell.engine.scheduler import Span
 from gyre.cell.engine.share import Share
 from gyre.cell.engine.team import Team
 from gyre.cell.weights import RegionWeights
-from gyre.rdma import RegionHandle, SharedMemory
+from gyre.rdma import PageLock, RegionHandle
 from gyre.rdma.shm import Attached
 
 log = structlog.get_logger()
 
 
 class _Pool(NamedTuple):
-    """Another rank's part of the pool, mapped here."""
+    """Another rank's part of the pool, mapped here, or its stage (then there is no `data`)."""
 
     heads: tuple[int, int]
-    data: torch.Tensor
+    data: torch.Tensor | None
     mapped: Attached
     file: RegionHandle
 
@@ -65,13 +70,15 @@ class Lead:
         runner: Runner,
         ranks: int,
         on_lost: Callable[[], None],
-        shared: SharedMemory | None = None,
+        file: PoolFile | None = None,
     ) -> None:
-        """`shared`: where the ranks' parts of the pool lie, if others are to read them."""
+        """`file`: where rank 0's part of the pool or its stage lies, and so do those of other ranks, if
+        others are to read them."""
         self._runner = runner
         self._ranks = ranks
         self._on_lost = on_lost
-        self._shared = shared
+        self._shared = file and file.shared
+        self._slot_bytes = file.slot_bytes if file is not None else 0
         self._pools: list[_Pool] = []
         self._team: Team | None = None
         self._others: list[_Other] = []
@@ -134,13 +141,15 @@ class Lead:
         )
 
     def take_kv(self) -> None:
-        answers = self._together(TakeKv(), self._runner.take_kv)
+        answers = self._together(TakeKv(self._slot_bytes), self._runner.take_kv)
         shares = [Share(rank, self._ranks) for rank in range(1, self._ranks)]
         for share, answer in zip(shares, answers, strict=True):
             if self._shared is not None and answer.pool is not None:
                 mapped = self._shared.attach(answer.pool, writable=True)
-                shape = self._runner.kv.data.shape
-                data = torch.frombuffer(mapped.view(), dtype=self._runner.kv.data.dtype).view(shape)
+                data = None
+                if not self._slot_bytes:
+                    own = self._runner.kv.data
+                    data = torch.frombuffer(mapped.view(), dtype=own.dtype).view(own.shape)
                 self._pools.append(_Pool(self._runner.heads_of(share), data, mapped, answer.pool))
 
     def release_kv(self) -> None:
@@ -161,7 +170,7 @@ class Lead:
 
     def kv_memory(self) -> tuple[KvMemory, ...]:
         if len(self._pools) != self._ranks - 1:
-            raise KvUnavailable("KV of several GPUs is not handed over")
+            raise KvUnavailable("KV of several GPUs is not handed over from GPU to GPU")
         others = [KvMemory(pool.heads, pool.mapped.view(), pool.file) for pool in self._pools]
         return (*self._runner.kv_memory(), *others)
 
@@ -172,20 +181,43 @@ class Lead:
     def is_finite(self, rank: int, blocks: Sequence[int]) -> bool:
         if rank == 0:
             return self._runner.is_finite(rank, blocks)
-        return kv_bytes.is_finite(self._pools[rank - 1].data, blocks)
+        if (data := self._pools[rank - 1].data) is not None:
+            return kv_bytes.is_finite(data, blocks)
+        return self._ask(rank, LookAt(pack_ids(blocks), finite=True)).finite
 
     def sums(self, rank: int, blocks: Sequence[int]) -> bytes:
         if rank == 0:
             return self._runner.sums(rank, blocks)
-        return kv_bytes.sums(self._pools[rank - 1].data, blocks)
+        if (data := self._pools[rank - 1].data) is not None:
+            return kv_bytes.sums(data, blocks)
+        return self._ask(rank, LookAt(pack_ids(blocks), finite=False)).sums
 
     def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bytes:
         if rank == 0:
             return self._runner.write_kv(rank, blocks, heads, source)
         pool = self._pools[rank - 1]
-        return kv_bytes.write_blocks(pool.data, blocks, pool.heads, heads, source)
+        if pool.data is not None:
+            return kv_bytes.write_blocks(pool.data, blocks, pool.heads, heads, source)
+        start = SLOTS_OUT * (pool.mapped.nbytes // (SLOTS_OUT + SLOTS_IN))
+        pool.mapped.view()[start : start + source.nbytes] = source
+        return self._ask(rank, TakeSlot(pack_ids(blocks), heads, SLOTS_OUT, source.nbytes)).sums
+
+    @property
+    def slot_blocks(self) -> int:
+        return self._runner.slot_blocks
+
+    def fill_slot(self, blocks: Sequence[int], slot: int) -> None:
+        self._together(FillSlot(pack_ids(blocks), slot), partial(self._runner.fill_slot, blocks, slot))
+
+    @property
+    def page_lock(self) -> PageLock | None:
+        return self._runner.page_lock
 
     # --- all ranks ------------------------------------------------------------------------------
+
+    def _ask(self, rank: int, order: Order) -> Done:
+        (done,) = self._each({rank: order}, lambda: None)
+        return done
 
     def _together(self, order: Order, own: Callable[[], None]) -> list[Done]:
         return self._each(dict.fromkeys(range(1, self._ranks), order), own)

@@ -11,8 +11,11 @@ import msgspec
 
 from gyre.cell.config import RolloutConfig
 from gyre.cell.engine.base import Engine, Weights
-from gyre.cell.engine.kv_moves import KvHome, PoolFile
+from gyre.cell.engine.kv_home import KvHome, PoolFile
 from gyre.rdma import Backend, RegionHandle, SharedMemory
+
+# Of a stage by which KV goes in and out of a GPU: large, as each costs some turns of event loops.
+SLOT_BYTES = 128 * 2**20
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -98,7 +101,8 @@ def _native(
         batch_invariant=rollout.batch_invariant,
         ranks=setup.ranks,
         device_thread=device_thread,
-        kv_home=None if backend is None else KvHome(backend, *_pool_file(setup)),
+        kv_home=None if backend is None else _home(setup, backend, model.device.type),
+        on_publish=rollout.on_publish,
     )
 
 
@@ -127,5 +131,17 @@ def make_follower(
     return Follower(runner, device_thread, weights)
 
 
+def kv_name(cell: int, rank: int) -> str:
+    """Of the pool of a rank; all names of what belongs to its KV begin so."""
+    return f"kv-{cell}-{rank}"
+
+
+def _home(setup: EngineSetup, backend: Backend, device: str) -> KvHome:
+    staged = device == "cuda" and backend.name != "cuda_ipc"
+    return KvHome(
+        backend, SharedMemory(setup.scratch), kv_name(setup.cell, setup.rank), SLOT_BYTES if staged else 0
+    )
+
+
 def _pool_file(setup: EngineSetup) -> PoolFile:
-    return PoolFile(SharedMemory(setup.scratch), f"kv-{setup.cell}-{setup.rank}")
+    return PoolFile(SharedMemory(setup.scratch), kv_name(setup.cell, setup.rank))

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from transformers import PreTrainedModel
 
-from gyre.cell.engine.base import EngineFault
+from gyre.cell.engine.base import EngineFault, OnPublish
 from gyre.cell.engine.driven import DrivenEngine
-from gyre.cell.engine.kv_moves import KvHome
+from gyre.cell.engine.kv_home import KvHome
 from gyre.cell.engine.lead import Lead
 from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.share import Share
@@ -46,8 +46,9 @@ class NativeEngine(DrivenEngine):
         ranks: int = 1,
         device_thread: ThreadPoolExecutor | None = None,
         kv_home: KvHome | None = None,
+        on_publish: OnPublish = "recompute",
     ) -> None:
-        runner = Runner(
+        runner = self._runner = Runner(
             model,
             kv_tokens // block_tokens,
             block_tokens,
@@ -56,7 +57,7 @@ class NativeEngine(DrivenEngine):
             Share(0, ranks),
             kv_home and kv_home.file,
         )
-        self._lead = Lead(runner, ranks, self._fail, kv_home and kv_home.shared) if ranks > 1 else None
+        self._lead = Lead(runner, ranks, self._fail, kv_home and kv_home.file) if ranks > 1 else None
         self._thread_lane = ThreadLane(device_thread)
         super().__init__(
             self._lead or runner,
@@ -70,6 +71,7 @@ class NativeEngine(DrivenEngine):
             eos_token_ids=eos_token_ids,
             step_tokens=step_tokens or _STEP_TOKENS.get(model.device.type, 512),
             kv_home=kv_home,
+            on_publish=on_publish,
         )
 
     def join(self, team: Team) -> None:
@@ -87,6 +89,7 @@ class NativeEngine(DrivenEngine):
 
     def _end(self) -> None:
         super()._end()
+        self._runner.close()
         if self._lead is not None:
             self._lead.part()
 

@@ -25,7 +25,32 @@ class TakeWeights(msgspec.Struct, frozen=True, tag=True):
 
 
 class TakeKv(msgspec.Struct, frozen=True, tag=True):
-    """Take memory for the pool."""
+    """Take memory for the pool; with `slot_bytes` it has a stage of such slots."""
+
+    slot_bytes: int = 0
+
+
+class FillSlot(msgspec.Struct, frozen=True, tag=True):
+    """Put these blocks, packed, into a slot of the stage."""
+
+    blocks: bytes
+    slot: int
+
+
+class LookAt(msgspec.Struct, frozen=True, tag=True):
+    """Say whether all numbers of these blocks, packed, are finite, or what their sums are."""
+
+    blocks: bytes
+    finite: bool
+
+
+class TakeSlot(msgspec.Struct, frozen=True, tag=True):
+    """Fill these blocks from as many of `heads` in the first bytes of a slot of the stage."""
+
+    blocks: bytes
+    heads: tuple[int, int]
+    slot: int
+    nbytes: int
 
 
 class ReleaseKv(msgspec.Struct, frozen=True, tag=True):
@@ -36,16 +61,19 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """Free the weights; nothing more is computed together."""
 
 
-Order = TakeWeights | TakeKv | ReleaseKv | Leave
+Order = TakeWeights | TakeKv | FillSlot | LookAt | TakeSlot | ReleaseKv | Leave
 
 
 class Done(msgspec.Struct, frozen=True):
     """An order is carried out, or why it could not be. `pool`: the region that this rank's part of the pool
-    is. With `leaving` it answers nothing: the rank ends in order."""
+    is, or its stage. `finite`, `sums`: of blocks that it looked at or filled. With `leaving` it answers
+    nothing: the rank ends in order."""
 
     error: str | None = None
     pool: RegionHandle | None = None
     leaving: bool = False
+    finite: bool = True
+    sums: bytes = b""
 
 
 @dataclass(slots=True, frozen=True)

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 import torch.nn.functional as F
 
-from gyre.cell.engine.kv_moves import PoolFile
+from gyre.cell.engine.kv_home import PoolFile
 from gyre.cell.engine.linear import widens
 from gyre.rdma import RegionHandle
 

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from gyre.cell.engine.base import Chunk, EngineAsleep, EngineFault, EngineMetrics, Weights
+from gyre.cell.engine.base import Chunk, EngineAsleep, EngineFault, EngineMetrics, OnPublish, Weights
 from gyre.cell.engine.handover import Handover, KvMemory, KvStore, Pinned, Reservation
 from gyre.cell.engine.scheduler import Scheduler, Span
 from gyre.cell.engine.sequence import Sequence
@@ -48,6 +48,7 @@ class Rollout(Generic[Outlet]):
         scheduler: Scheduler,
         chunk_interval_s: float,
         clock: Callable[[], float] = time.monotonic,
+        on_publish: OnPublish = "recompute",
     ) -> None:
         self.version: int | None = None
         self.paused = False
@@ -60,11 +61,13 @@ class Rollout(Generic[Outlet]):
         self._prefilled_tokens = 0
         self._busy_s = 0.0
         self._clock = clock
-        self._handover = Handover(scheduler.pool, runner)
+        self._keep = on_publish == "keep"
+        self._handover = Handover(scheduler.pool, scheduler.prefixes, runner, self._keep)
         # By pins and reservations; until one ends.
         self._crowded_out = False
         self._imported_tokens = 0
         self._refused_imports = 0
+        self._mixed_tokens = 0
         pool = scheduler.pool
         self._last_calls = LastCalls(_SHARED * pool.blocks * pool.block_tokens)
 
@@ -92,6 +95,7 @@ class Rollout(Generic[Outlet]):
             kv_blocks_pinned=self._handover.pinned,
             kv_tokens_imported=self._imported_tokens,
             kv_imports_refused=self._refused_imports,
+            mixed_tokens=self._mixed_tokens,
             busy_s=self._busy_s,
         )
 
@@ -176,7 +180,11 @@ class Rollout(Generic[Outlet]):
         except BaseException:
             self.sleep()
             raise
-        self._admit(weights.version)
+        if self._keep:
+            self._scheduler.go_on(weights.version, self._last_calls.sessions())
+            self.version = weights.version
+        else:
+            self._admit(weights.version)
 
     def pause(self) -> None:
         """No pass until `resume`, or until it sleeps."""
@@ -197,8 +205,9 @@ class Rollout(Generic[Outlet]):
         live = [sequence for sequence, _ in self._live.values() if sequence.request.session == session]
         if call is not None and call in self._live:
             live.append(self._live[call][0])
-        tokens = live[-1].tokens if live else self._last_calls.tokens(session)
-        return self._handover.pin(pin, session, tokens, self.version)
+        if live:
+            return self._handover.pin(pin, session, live[-1].tokens, live[-1].digests)
+        return self._handover.pin(pin, session, self._last_calls.tokens(session), {})
 
     def unpin(self, pin: str) -> None:
         self._handover.unpin(pin)
@@ -207,18 +216,22 @@ class Rollout(Generic[Outlet]):
     def reserve(self, reservation: Reservation) -> None:
         if self.version is None:
             raise EngineAsleep("the engine is asleep: it has no room for KV")
-        self._handover.reserve(reservation, self.version)
+        self._handover.reserve(reservation)
+
+    def prepare(self, reservation: Reservation) -> None:
+        """While what was reserved is being filled."""
+        self._handover.prepare(reservation)
 
     def seal(self, reservation: Reservation, check: Callable[[], None]) -> int:
         """What was reserved has its KV, if `check` raises nothing."""
         if self.version is None:
             raise EngineAsleep("the engine fell asleep meanwhile")
         check()
-        tokens = self._handover.seal(reservation, self.version)
+        tokens = self._handover.seal(reservation)
         self._imported_tokens += tokens
         manifest = reservation.manifest
         # So that it can go on from here before its next call.
-        self._last_calls.note(manifest.session, manifest.tokens[:tokens])
+        self._last_calls.note(manifest.session, reservation.tokens[:tokens])
         self._crowded_out = False
         return tokens
 
@@ -255,6 +268,7 @@ class Rollout(Generic[Outlet]):
             self._end(sequence, EngineFault(message))
             return
         self._generated_tokens += 1
+        self._mixed_tokens += sequence.kv_version != version
         sequence.append(token, logprob, version)
         if sequence.finish_reason is not None:
             self._end(sequence, sequence.take_chunk(now_s))

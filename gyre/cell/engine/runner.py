@@ -21,12 +21,15 @@ from gyre.cell.engine.invariant import (
     check_invariant,
     steady_silu,
 )
-from gyre.cell.engine.kv_moves import PoolFile
+from gyre.cell.engine.kv_home import PoolFile
 from gyre.cell.engine.linear import pick_linear
 from gyre.cell.engine.paged import PagedAttention, PagedKv, PagedPass, Piece, in_order
 from gyre.cell.engine.scheduler import Span
 from gyre.cell.engine.share import ALONE, Share
+from gyre.cell.engine.stage import Stage
 from gyre.cell.engine.sums import Sum
+from gyre.cell.page_lock import page_lock
+from gyre.rdma import PageLock, RegionHandle
 
 
 class Runner:
@@ -65,7 +68,8 @@ class Runner:
         self._blocks = blocks
         self._block_tokens = block_tokens
         self._kv: PagedKv | None = None
-        self._file = file if device.type == "cpu" else None
+        self._file = file
+        self._stage: Stage | None = None
         self._graphs: DecodeGraphs | None = None
         self._model_key = kv_bytes.model_key(model.config)
         if memory_of_share:
@@ -96,7 +100,12 @@ class Runner:
         with weights.open() as tensors:
             self._share.fill(self._model, self._whole_config, tensors)
 
-    def take_kv(self) -> None:
+    def take_kv(self, slot_bytes: int | None = None) -> None:
+        """`slot_bytes`: those of the leading rank's stage, 0 where it has none."""
+        if self._file is not None and slot_bytes is not None:
+            self._file = self._file._replace(slot_bytes=slot_bytes)
+        file = self._file
+        staged = file is not None and file.slot_bytes > 0
         if self._kv is None:
             decoder = self._decoder
             self._kv = PagedKv(
@@ -107,8 +116,12 @@ class Runner:
                 self._block_tokens,
                 self._model.dtype,
                 self._model.device,
-                self._file,
+                None if staged or self._model.device.type != "cpu" else file,
             )
+            if file is not None and staged and self._stage is None:
+                block = self._kv.data[0]
+                most = max(file.slot_bytes // block.nbytes, 1)
+                self._stage = Stage(file, block, min(most, self._blocks))
             if self._steady is None and self._model.device.type == "cuda":
                 self._graphs = DecodeGraphs(decoder, self._kv)
 
@@ -132,8 +145,38 @@ class Runner:
         assert self._kv is not None
         return self._kv
 
+    def close(self) -> None:
+        """After `release_kv`, for good."""
+        if self._stage is not None:
+            self._stage.close()
+            self._stage = None
+
+    @property
+    def file(self) -> RegionHandle | None:
+        """The region that its pool is, or its stage, if one is."""
+        return self.kv.file if self._stage is None else self._stage.handle
+
+    @property
+    def slot_blocks(self) -> int:
+        return 0 if self._stage is None else self._stage.slot_blocks
+
+    def fill_slot(self, blocks: Sequence[int], slot: int) -> None:
+        assert self._stage is not None
+        self._stage.fill(slot, self.kv.data, blocks)
+
+    def take_slot(self, blocks: Sequence[int], heads: tuple[int, int], slot: int, nbytes: int) -> bytes:
+        """As `write_kv`, from a slot of its own stage."""
+        assert self._stage is not None
+        return self.write_kv(0, blocks, heads, self._stage.slot(slot)[:nbytes])
+
+    @property
+    def page_lock(self) -> PageLock | None:
+        return page_lock(self._model.device)
+
     def kv_memory(self) -> tuple[KvMemory, ...]:
         kv = self.kv
+        if self._stage is not None:
+            return (KvMemory(self.heads_of(self._share), self._stage.memory, self._stage.handle),)
         memory: object = kv.data
         if kv.data.device.type == "cpu":
             memory = kv.data.view(torch.uint8).numpy()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gyre.cell.engine.base import pack_ids
 from gyre.cell.engine.blocks import BlockPool
+from gyre.cell.engine.prefixes import Prefixes
 from gyre.cell.engine.sequence import Sequence
 
 
@@ -42,7 +45,7 @@ class Scheduler:
 
     def __init__(self, pool: BlockPool, max_batch: int, step_tokens: int) -> None:
         self.pool = pool
-        self.version = 0
+        self.prefixes = Prefixes(pool)
         self.cached_tokens = 0
         self.preemptions = 0
         self.waiting: deque[Sequence] = deque()
@@ -92,12 +95,17 @@ class Scheduler:
 
     def restart(self, version: int) -> None:
         """New weights: all KV is dropped, what is live is computed again."""
-        self.version = version
+        self.prefixes.restart(version)
         while self.running:
             self._give_way()
         for sequence in self.waiting:
             sequence.digests.clear()
         self.pool.forget()
+
+    def go_on(self, version: int, idle: Iterable[str]) -> None:
+        """New weights: what is live goes on with the KV that it has, and so may `idle` sessions."""
+        live = (sequence.request.session for sequence in (*self.running, *self.waiting))
+        self.prefixes.go_on(version, {*idle, *live})
 
     def _admit(self, spans: list[Span], budget: int) -> None:
         computing = {self._next_digest(sequence) for sequence in self.running if sequence.remaining > 1}
@@ -132,18 +140,23 @@ class Scheduler:
     def _take_prefix(self, sequence: Sequence) -> bytes | None:
         """Holds what is cached of it, and answers the hash of the first full block that is not. Its last
         token is always computed: its logits are needed."""
-        pool = self.pool
-        pool.extend_digests(sequence.digests, sequence.tokens, self.version)
-        usable = (len(sequence.tokens) - 1) // pool.block_tokens
-        sequence.chain = pool.match(sequence.digests[:usable], sequence.tokens)
-        pool.hold(sequence.chain)
+        pool, tokens = self.pool, sequence.tokens
+        usable = (len(tokens) - 1) // pool.block_tokens
+        prefix = self.prefixes.find(sequence.request.session, tokens, sequence.digests, usable)
+        pool.hold(prefix.chain)
+        sequence.kv_version, sequence.chain = prefix
         sequence.table = [entry.block for entry in sequence.chain]
         sequence.computed = len(sequence.chain) * pool.block_tokens
         return self._next_digest(sequence)
 
     def _next_digest(self, sequence: Sequence) -> bytes | None:
-        index = len(sequence.chain)
-        return sequence.digests[index] if index < len(sequence.digests) else None
+        """Of the first block whose KV is not shared yet, if it is full."""
+        pool, version, index = self.pool, sequence.kv_version, len(sequence.chain)
+        if index >= len(sequence.tokens) // pool.block_tokens:
+            return None
+        digests = sequence.digests[version]
+        pool.extend_digests(digests, sequence.tokens, version, index + 1)
+        return digests[index]
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.pool.block_tokens)
@@ -168,11 +181,13 @@ class Scheduler:
     def _seal(self, sequence: Sequence) -> None:
         pool = self.pool
         size = pool.block_tokens
-        pool.extend_digests(sequence.digests, sequence.tokens, self.version)
-        while sequence.sealable and (index := len(sequence.chain)) < sequence.computed // size:
+        full = sequence.computed // size
+        digests = sequence.digests[sequence.kv_version]
+        pool.extend_digests(digests, sequence.tokens, sequence.kv_version, full)
+        while sequence.sealable and (index := len(sequence.chain)) < full:
             parent = sequence.chain[-1] if sequence.chain else None
-            tokens = sequence.tokens[index * size : (index + 1) * size]
-            entry = pool.seal(parent, sequence.digests[index], tokens, sequence.table[index])
+            tokens = pack_ids(sequence.tokens[index * size : (index + 1) * size])
+            entry = pool.seal(parent, digests[index], tokens, sequence.table[index])
             if entry is None:
                 sequence.sealable = False
                 break

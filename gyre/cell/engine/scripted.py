@@ -23,11 +23,12 @@ from gyre.cell.engine.base import (
     EngineMetrics,
     GenerateRequest,
     KvLayout,
+    OnPublish,
     Weights,
 )
 from gyre.cell.engine.driven import DrivenEngine
 from gyre.cell.engine.handover import KvMemory
-from gyre.cell.engine.kv_moves import KvHome, PoolFile
+from gyre.cell.engine.kv_home import KvHome, PoolFile
 from gyre.cell.engine.scheduler import Span
 from gyre.rdma import RegionHandle
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 R = TypeVar("R")
+
+# A token's place and version are one int32.
+_PLACE_BITS = 21
+_VERSIONS = 1 << 10
 
 Sample = Callable[[GenerateRequest, Sequence[int], int], tuple[int, float]]
 """Of a call, its tokens so far (prompt and output) and the weight version: the next token and its
@@ -92,6 +97,7 @@ class ScriptedEngine(DrivenEngine):
         load_s: float = 0.0,
         open_weights: bool = True,
         kv_home: KvHome | None = None,
+        on_publish: OnPublish = "recompute",
     ) -> None:
         self._script = _Script(
             sample, vocab, kv_tokens // block_tokens, block_tokens, kv_home and kv_home.file
@@ -109,6 +115,7 @@ class ScriptedEngine(DrivenEngine):
             eos_token_ids=eos_token_ids,
             step_tokens=step_tokens,
             kv_home=kv_home,
+            on_publish=on_publish,
         )
         self._load_s = load_s
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="weights") if open_weights else None
@@ -193,8 +200,9 @@ class LoopLane:
 
 
 class _Script:
-    """Runs passes of a script. The KV of a token is the token and its place, so that a block that holds
-    anything else is noticed: keys are tokens, values positions, in the second head with all bits turned."""
+    """Runs passes of a script. The KV of a token is the token, its place and the version of the weights, so
+    that a block that holds anything else, or is of weights that its sequence does not say, is noticed: keys
+    are tokens, values positions and versions, in the second head with all bits turned."""
 
     def __init__(
         self, sample: Sample, vocab: int, blocks: int, block_tokens: int, file: PoolFile | None
@@ -228,7 +236,7 @@ class _Script:
         if self._file is None:
             self._kv = np.zeros(self._shape, np.int32)
         elif self._handle is None:
-            shared, name = self._file
+            shared, name, _ = self._file
             shared.free(RegionHandle(backend="shm", name=name, nbytes=0))
             region = shared.allocate(name, 4 * math.prod(self._shape))
             self._kv = np.frombuffer(region.buffer, np.int32).reshape(self._shape)
@@ -255,6 +263,18 @@ class _Script:
     def kv_memory(self) -> tuple[KvMemory, ...]:
         return (KvMemory((0, 2), self._kv, self._handle),)
 
+    @property
+    def slot_blocks(self) -> int:
+        """Others read the pool itself."""
+        return 0
+
+    def fill_slot(self, blocks: Sequence[int], slot: int) -> None:
+        """There is none."""
+
+    @property
+    def page_lock(self) -> None:
+        """No GPU reads it."""
+
     def settle(self) -> None:
         """A pass is over when it is over."""
 
@@ -276,7 +296,7 @@ class _Script:
         places = np.arange(span.start, span.start + span.count)
         tokens = np.array(span.sequence.tokens[span.start : span.start + span.count])
         blocks = np.array(span.sequence.table)[places // self._block_tokens]
-        for half, values in enumerate((tokens, places)):
+        for half, values in enumerate((tokens, places | (self._version % _VERSIONS << _PLACE_BITS))):
             for head, turned in enumerate((values, ~values)):
                 self._kv[blocks, 0, half, places % self._block_tokens, head, 0] = turned
 
@@ -285,8 +305,14 @@ class _Script:
         used = span.sequence.table[: -(-len(tokens) // self._block_tokens)]
         # [2, tokens, heads]: of keys and of values.
         found = self._kv[used, 0, :, :, :, 0].swapaxes(0, 1).reshape(2, -1, 2)[:, : len(tokens)]
-        expected = np.stack((np.array(tokens), np.arange(len(tokens))))
-        if not ((found[..., 0] == expected).all() and (found[..., 1] == ~expected).all()):
+        places = found[1, :, 0] & ((1 << _PLACE_BITS) - 1)
+        ages = (self._version - (found[1, :, 0] >> _PLACE_BITS)) % _VERSIONS
+        if not (
+            (found[0, :, 0] == np.array(tokens)).all()
+            and (places == np.arange(len(tokens))).all()
+            and (found[..., 0] == ~found[..., 1]).all()
+            and (ages <= self._version - span.sequence.kv_version).all()
+        ):
             return 0, float("nan")
         return self._sample(span.sequence.request, tokens, self._version)
 

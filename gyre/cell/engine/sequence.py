@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 
 from gyre.cell.engine.base import Chunk, FinishReason, GenerateRequest
 from gyre.cell.engine.blocks import CachedBlock
+from gyre.cell.engine.prefixes import Digests
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """`tokens` are prompt and output; KV of the first `computed` is in the blocks of `table`, of which those
-    in `chain` are full and shared. `end_tokens` is the length at which it ends."""
+    in `chain` are full and shared. `kv_version`: of the weights that the oldest of its KV is of.
+    `end_tokens` is the length at which it ends."""
 
     request: GenerateRequest
     tokens: list[int]
@@ -21,13 +23,15 @@ class Sequence:
     computed: int = 0
     table: list[int] = field(default_factory=list)
     chain: list[CachedBlock] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
+    kv_version: int = -1
+    digests: Digests = field(default_factory=dict)
     sealable: bool = True
     cached_tokens: int | None = None
     finish_reason: FinishReason | None = None
     new_ids: list[int] = field(default_factory=list)
     new_logprobs: list[float] = field(default_factory=list)
     new_versions: list[int] = field(default_factory=list)
+    new_kv_versions: list[int] = field(default_factory=list)
 
     @property
     def remaining(self) -> int:
@@ -52,6 +56,7 @@ class Sequence:
         self.new_ids.append(token)
         self.new_logprobs.append(logprob)
         self.new_versions.append(version)
+        self.new_kv_versions.append(self.kv_version)
         self.check_finished()
 
     def take_chunk(self, now_s: float) -> Chunk:
@@ -60,11 +65,13 @@ class Sequence:
             token_ids=tuple(self.new_ids),
             logprobs=tuple(self.new_logprobs),
             versions=tuple(self.new_versions),
+            kv_versions=tuple(self.new_kv_versions) if self.new_kv_versions != self.new_versions else (),
             finish_reason=self.finish_reason,
             cached_tokens=self.cached_tokens or 0,
         )
         self.new_ids.clear()
         self.new_logprobs.clear()
         self.new_versions.clear()
+        self.new_kv_versions.clear()
         self.chunked_at_s = now_s
         return chunk

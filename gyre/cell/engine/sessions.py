@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class LastCalls:
@@ -27,6 +27,10 @@ class LastCalls:
     def tokens(self, session: str) -> Sequence[int]:
         """Empty for a session that is not known any more."""
         return self._calls.get(session, ())
+
+    def sessions(self) -> Iterator[str]:
+        """Those that are known."""
+        return iter(self._calls)
 
     def forget(self) -> None:
         self._calls.clear()

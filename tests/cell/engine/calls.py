@@ -48,10 +48,11 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
         token_ids=tuple(t for chunk in chunks for t in chunk.token_ids),
         logprobs=tuple(p for chunk in chunks for p in chunk.logprobs),
         versions=tuple(v for chunk in chunks for v in chunk.versions),
+        kv_versions=tuple(v for chunk in chunks for v in chunk.kv_versions or chunk.versions),
         finish_reason=chunks[-1].finish_reason,
         cached_tokens=chunks[-1].cached_tokens,
     )
-    assert len(whole.token_ids) == len(whole.logprobs) == len(whole.versions)
+    assert len(whole.token_ids) == len(whole.logprobs) == len(whole.versions) == len(whole.kv_versions)
     assert {chunk.cached_tokens for chunk in chunks} == {whole.cached_tokens}
     return whole
 

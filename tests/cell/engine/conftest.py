@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from gyre.cell.engine import Engine, GenerateRequest, Weights
-from gyre.cell.engine.kv_moves import KvHome
+from gyre.cell.engine.kv_home import KvHome
 from gyre.cell.engine.native import NativeEngine
 from gyre.cell.engine.scripted import NoWeights, ScriptedEngine
 from gyre.cell.engine.team import Team

@@ -20,7 +20,7 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from gyre.cell.engine.follower import Follower
-from gyre.cell.engine.kv_moves import PoolFile
+from gyre.cell.engine.kv_home import PoolFile
 from gyre.cell.engine.runner import Runner
 from gyre.cell.engine.share import Share
 from gyre.cell.engine.team import Team, meet
@@ -151,7 +151,7 @@ class _Rank:
         return self._thread.submit(self._meet, PrefixStore(order["prefix"], store), order)
 
     def close(self) -> None:
-        self._thread.submit(self._follower.leave).result()
+        self._thread.submit(self._follower.close).result()
         self._thread.shutdown()
 
     def _begin(self) -> None:

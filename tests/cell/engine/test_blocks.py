@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gyre.cell.engine.base import pack_ids
 from gyre.cell.engine.blocks import BlockPool, CachedBlock, chain_hash, root_hash
 
 SIZE = 2
@@ -19,21 +20,19 @@ def seal_all(pool: BlockPool, tokens: list[int], version: int = 0) -> tuple[list
         taken = pool.take(1)
         assert taken is not None
         parent = chain[-1] if chain else None
-        entry = pool.seal(parent, digest, tokens[index * SIZE : (index + 1) * SIZE], taken[0])
+        entry = pool.seal(parent, digest, pack_ids(tokens[index * SIZE : (index + 1) * SIZE]), taken[0])
         assert entry is not None
         chain.append(entry)
     return chain, [entry.block for entry in chain]
 
 
 def match(pool: BlockPool, tokens: list[int], version: int = 0) -> list[int]:
-    digests: list[bytes] = []
-    pool.extend_digests(digests, tokens, version)
-    return [entry.block for entry in pool.match(digests, tokens)]
+    return [entry.block for entry in pool.find([], tokens, version)]
 
 
 def test_hashes_are_the_same_in_every_process() -> None:
     assert root_hash(3).hex() == "41d5b6299c810ff8ccff7d397c643c3c"
-    assert chain_hash(root_hash(3), [1, 2]).hex() == "662efcc991c1901672d4b48e14ac6bb1"
+    assert chain_hash(root_hash(3), pack_ids([1, 2])).hex() == "662efcc991c1901672d4b48e14ac6bb1"
 
 
 def test_a_sealed_chain_is_found_as_far_as_tokens_agree() -> None:
@@ -52,11 +51,11 @@ def test_another_version_finds_nothing() -> None:
 def test_equal_hashes_of_different_tokens_are_told_apart() -> None:
     pool = BlockPool(BLOCKS, SIZE, chain=lambda parent, tokens: b"same")
     chain, blocks = seal_all(pool, [1, 2])
-    assert pool.match([b"same"], [3, 4]) == []
+    assert pool.find([], [3, 4], 0) == []
     taken = pool.take(1)
     assert taken is not None
-    assert pool.seal(None, b"same", [3, 4], taken[0]) is None
-    assert pool.match([b"same"], [1, 2]) == chain
+    assert pool.seal(None, b"same", pack_ids([3, 4]), taken[0]) is None
+    assert pool.find([], [1, 2], 0) == chain
     assert blocks != taken
 
 
@@ -100,11 +99,13 @@ class Sequences(RuleBasedStateMachine):
         self.memory: dict[int, tuple[int, tuple[int, ...]]] = {}
         self.live: list[tuple[list[int], list[CachedBlock], list[int]]] = []
 
-    @rule(tokens=TOKENS)
-    def start(self, tokens: list[int]) -> None:
+    @rule(tokens=TOKENS, half=st.integers(0, 4), at_once=st.booleans())
+    def start(self, tokens: list[int], half: int, at_once: bool) -> None:
         digests: list[bytes] = []
         self.pool.extend_digests(digests, tokens, self.version)
-        chain = self.pool.match(digests, tokens)
+        known = digests[:half]
+        chain = self.pool.find(known, tokens, self.version)
+        assert known == digests[: max(half, len(chain) + 1)]
         for index, entry in enumerate(chain):
             assert self.memory[entry.block] == (self.version, tuple(tokens[: (index + 1) * SIZE]))
         self.pool.hold(chain)
@@ -114,9 +115,18 @@ class Sequences(RuleBasedStateMachine):
             return
         for offset, block in enumerate(own, start=len(chain)):
             self.memory[block] = (self.version, tuple(tokens[: (offset + 1) * SIZE]))
+        parts = [pack_ids(tokens[start : start + SIZE]) for start in range(0, len(tokens), SIZE)]
+        if at_once:
+            entries: list[CachedBlock] = []
+            for index, block in zip(range(len(chain), len(digests)), own, strict=False):
+                parent = entries[-1] if entries else chain[-1] if chain else None
+                entries.append(CachedBlock(digests[index], parent, parts[index], block, holders=1))
+            if self.pool.enter(entries):
+                chain += entries
+                del own[: len(entries)]
         while own and len(chain) < len(digests):
             index = len(chain)
-            part = tokens[index * SIZE : (index + 1) * SIZE]
+            part = parts[index]
             entry_or_none = self.pool.seal(chain[-1] if chain else None, digests[index], part, own[0])
             if entry_or_none is None:
                 break

@@ -20,6 +20,8 @@ from gyre.cell.engine import (
     KvPart,
     KvUnavailable,
     SamplingParams,
+    pack_ids,
+    unpack_ids,
 )
 from gyre.cell.engine.base import SUM_BYTES, head_bytes
 from gyre.rdma import RegionError, RegionHandle
@@ -49,7 +51,7 @@ async def test_another_engine_goes_on_with_the_same_tokens_and_numbers(case: Cas
     longer = turn + answer.token_ids + prompt(5, seed=1)
     async with exported(first) as manifest:
         # 40 + 16 tokens have KV: the last one sampled has none.
-        assert manifest.tokens == (turn + answer.token_ids)[:56]
+        assert unpack_ids(manifest.tokens) == (turn + answer.token_ids)[:56]
         assert await second.import_kv(manifest) == 56
     got = await generate(second, longer, sampling)
     want = await generate(first, longer, sampling)
@@ -68,9 +70,9 @@ async def test_a_call_that_runs_can_be_exported_and_goes_on(case: Case) -> None:
     await until(first, lambda metrics: metrics.generated_tokens >= 30)
     async with exported(first) as manifest:
         taken = await second.import_kv(manifest)
-    assert taken == len(manifest.tokens) >= 40
+    assert taken == manifest.length_tokens >= 40
     whole = prompt(20) + joined(await call).token_ids
-    assert manifest.tokens == whole[:taken]
+    assert unpack_ids(manifest.tokens) == whole[:taken]
     cut = taken + 3
     rest = await generate(second, whole[:cut], sampling, prompt_tokens=20)
     assert rest.cached_tokens == taken
@@ -84,7 +86,7 @@ async def test_a_call_that_was_aborted_can_be_exported(case: Case) -> None:
     await engine.abort_all()
     out = joined(await call).token_ids
     async with exported(engine) as manifest:
-        assert manifest.tokens == (prompt(20) + out)[: (20 + len(out) - 1) // 8 * 8]
+        assert unpack_ids(manifest.tokens) == (prompt(20) + out)[: (20 + len(out) - 1) // 8 * 8]
 
 
 async def test_the_last_call_of_each_session_is_exported(case: Case) -> None:
@@ -92,8 +94,8 @@ async def test_the_last_call_of_each_session_is_exported(case: Case) -> None:
     for session, length in (("a", 20), ("b", 30), ("a", 50)):
         await generate(engine, prompt(length, seed=length), SamplingParams(max_new_tokens=1), session=session)
     async with exported(engine, "a") as a, exported(engine, "b") as b:
-        assert (a.session, a.tokens) == ("a", prompt(50, seed=50)[:48])
-        assert (b.session, b.tokens) == ("b", prompt(30, seed=30)[:24])
+        assert (a.session, unpack_ids(a.tokens)) == ("a", prompt(50, seed=50)[:48])
+        assert (b.session, unpack_ids(b.tokens)) == ("b", prompt(30, seed=30)[:24])
 
 
 async def test_kv_can_be_handed_over_while_both_are_paused(case: Case) -> None:
@@ -130,7 +132,7 @@ async def test_what_does_not_fit_stays_out_and_running_calls_keep_theirs(case: C
     await until(second, lambda metrics: metrics.generated_tokens >= 40)
     await second.pause()
     async with exported(first) as manifest:
-        assert len(manifest.tokens) == 96
+        assert manifest.length_tokens == 96
         taken = await second.import_kv(manifest)
         assert 64 <= taken <= 80
     await second.resume()
@@ -204,7 +206,7 @@ async def test_a_block_that_is_not_what_was_pinned_is_not_taken_over(case: Case,
         # What is not asked for does not matter.
         few = replace(
             broken,
-            tokens=broken.tokens[:40],
+            tokens=broken.tokens[: 4 * 40],
             blocks=broken.blocks[:5],
             parts=tuple(replace(p, sums=p.sums[: 5 * SUM_BYTES]) for p in broken.parts),
         )
@@ -337,7 +339,8 @@ async def test_an_engine_that_sleeps_has_no_kv(case: Case) -> None:
 
 
 _INTEGERS = st.integers(-(2**70), 2**70) | st.integers(-1, 9)
-_TOKENS = st.lists(st.integers(-1, VOCAB) | _INTEGERS, max_size=70).map(tuple)
+_IDS = st.integers(-1, VOCAB) | st.integers(-(2**31), 2**31 - 1)
+_TOKENS = st.lists(_IDS, max_size=70).map(pack_ids) | st.binary(max_size=70)
 _HANDLES = st.builds(
     RegionHandle,
     backend=st.sampled_from(["shm", "tcp", ""]),
@@ -353,7 +356,9 @@ _SUMS = st.binary(max_size=9 * SUM_BYTES)
 def mutations(draw: Any) -> dict[str, Any]:
     """What to replace in a manifest; of `parts` a function of the parts."""
     layout = draw(
-        st.dictionaries(st.sampled_from(["layers", "block_tokens", "kv_heads", "head_dim"]), _INTEGERS)
+        st.dictionaries(
+            st.sampled_from(["version", "layers", "block_tokens", "kv_heads", "head_dim"]), _INTEGERS
+        )
         | st.dictionaries(st.sampled_from(["model", "adapter", "dtype"]), st.text(max_size=9))
         | st.just({})
     )
@@ -364,6 +369,7 @@ def mutations(draw: Any) -> dict[str, Any]:
     return {
         "layout": layout,
         "tokens": draw(st.none() | _TOKENS | st.integers(0, 56)),
+        "newest": draw(st.none() | _INTEGERS),
         "blocks": draw(blocks),
         "proof": draw(st.none() | _HANDLES),
         "lease_s": draw(st.none() | st.sampled_from([0.0, -1.0, float("nan"), float("inf")])),
@@ -376,13 +382,13 @@ def mutations(draw: Any) -> dict[str, Any]:
 def mutated(manifest: KvManifest, what: dict[str, Any]) -> KvManifest:
     tokens, parts = what["tokens"], what["parts"]
     if isinstance(tokens, int):
-        tokens = manifest.tokens[:tokens]
+        tokens = manifest.tokens[: 4 * tokens]
     if parts is None:
         parts = manifest.parts
         for name in ("heads", "sums"):
             if what[name] is not None:
                 parts = tuple(replace(part, **{name: what[name]}) for part in parts)
-    plain = {name: what[name] for name in ("blocks", "proof", "lease_s") if what[name] is not None}
+    plain = {name: what[name] for name in ("newest", "blocks", "proof", "lease_s") if what[name] is not None}
     return replace(
         manifest,
         **plain,

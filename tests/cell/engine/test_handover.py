@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.cell.engine import Chunk, KvUnavailable, SamplingParams
-from gyre.cell.engine.kv_moves import KvHome
+from gyre.cell.engine import Chunk, KvUnavailable, OnPublish, SamplingParams, unpack_ids
+from gyre.cell.engine.kv_home import KvHome
 from gyre.cell.engine.scripted import NoWeights, ScriptedEngine
 from gyre.rdma import SharedMemory
 from gyre.rdma.shm_backend import ShmBackend
@@ -33,6 +33,7 @@ _actions = st.one_of(
     # With or without a call at the other engine that goes on from there.
     st.tuples(st.just("hand over"), _engines, _sessions, st.integers(0, 20)),
     st.tuples(st.just("abort"), _engines),
+    st.tuples(st.just("publish"), _engines),
     st.tuples(st.just("wait"), st.integers(1, 15)),
 )
 
@@ -40,7 +41,8 @@ _actions = st.one_of(
 class Traffic:
     """Calls at two engines, and what goes between them."""
 
-    def __init__(self, regions: SharedMemory) -> None:
+    def __init__(self, regions: SharedMemory, on_publish: OnPublish) -> None:
+        self.on_publish = on_publish
         self.backend = backend = ShmBackend(regions)
         self.engines = [
             ScriptedEngine(
@@ -53,6 +55,7 @@ class Traffic:
                 pass_s=lambda decoding, prompt_tokens: PASS_S,
                 open_weights=False,
                 kv_home=KvHome(backend, regions, f"kv-{number}"),
+                on_publish=on_publish,
             )
             for number in range(2)
         ]
@@ -71,11 +74,19 @@ class Traffic:
         with contextlib.suppress(KvUnavailable):
             manifest = await self.engines[source].export_kv(session)
             try:
-                assert await self.engines[1 - source].import_kv(manifest) <= len(manifest.tokens)
+                assert await self.engines[1 - source].import_kv(manifest) <= manifest.length_tokens
             finally:
                 assert await self.engines[source].release_kv(manifest.pin)
-            if tokens and len(manifest.tokens) < 95:
-                self.begin(1 - source, session, (*manifest.tokens, 0), tokens)
+            if tokens and manifest.length_tokens < 95:
+                self.begin(1 - source, session, (*unpack_ids(manifest.tokens), 0), tokens)
+
+    def check(self, ids: tuple[int, ...], got: Chunk) -> None:
+        """That the weights it says sampled each token; the engine has looked at the KV."""
+        said = list(ids)
+        for token, version, kv_version in zip(got.token_ids, got.versions, got.kv_versions, strict=True):
+            assert toy.greedy(said, 1, version) == (token,)
+            assert kv_version == version or (self.on_publish == "keep" and kv_version < version)
+            said.append(token)
 
     async def run(self, actions: list[Any]) -> None:
         await self.backend.start()
@@ -88,11 +99,14 @@ class Traffic:
                 await self.hand_over(*fields)
             elif name == "abort":
                 await self.engines[fields[0]].abort_all()
+            elif name == "publish":
+                engine = self.engines[fields[0]]
+                await engine.update(NoWeights((engine.version or 0) + 1))
             else:
                 await asyncio.sleep(PASS_S * fields[0])
         for ids, tokens, call in self.calls:
             got = await call
-            assert got.token_ids == toy.greedy(ids, len(got.token_ids), 0)
+            self.check(ids, got)
             assert len(got.token_ids) == min(tokens, 96 - len(ids)) or got.finish_reason == "abort"
         for engine in self.engines:
             assert engine.metrics().kv_blocks_used == 0
@@ -101,12 +115,14 @@ class Traffic:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(_actions, max_size=16))
-def test_kv_goes_to_and_fro_and_every_call_is_answered_as_if_alone(actions: list[Any]) -> None:
+@given(st.lists(_actions, max_size=16), st.sampled_from(["recompute", "keep"]))
+def test_kv_goes_to_and_fro_and_every_call_is_answered_as_if_alone(
+    actions: list[Any], on_publish: OnPublish
+) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="gyre-test-", dir="/dev/shm") as folder,
         asyncio.Runner() as runner,
     ):
         regions = SharedMemory(Path(folder) / "regions")
-        runner.run(Traffic(regions).run(actions))
+        runner.run(Traffic(regions, on_publish).run(actions))
         assert not any((Path(folder) / "regions").iterdir())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gyre.cell.engine import GenerateRequest, SamplingParams
-from gyre.cell.engine.kv_moves import KvHome
+from gyre.cell.engine import GenerateRequest, OnPublish, SamplingParams
+from gyre.cell.engine.kv_home import KvHome
 from gyre.cell.engine.native import NativeEngine
 from gyre.proxy.routes import Sample
 from tests.cell.engine.calls import prompt
@@ -29,8 +30,9 @@ pytestmark = [
 ]
 
 
-def engine(number: int, home: KvHome) -> NativeEngine:
+def engine(number: int, home: KvHome, on_publish: OnPublish = "recompute") -> NativeEngine:
     options = {**NATIVE_OPTIONS, "window_tokens": 512, "kv_home": home, "batch_invariant": True}
+    options["on_publish"] = on_publish
     return NativeEngine(tiny_model("llama", 12345), **options)
 
 
@@ -84,9 +86,12 @@ async def test_no_byte_differs_from_a_run_without_role_changes(native: NativeCas
     assert world.routes.kv.sessions > CHANGES // 2
 
 
-async def test_kv_of_the_version_before_is_never_served(native: NativeCase, shm: Path) -> None:
+@pytest.mark.parametrize("on_publish", ["recompute", "keep"])
+async def test_kv_of_the_version_before_is_never_served_unless_it_is_marked(
+    native: NativeCase, shm: Path, on_publish: OnPublish
+) -> None:
     """v+1 is published while KV is read."""
-    made = cells(shm, engine, weights=lambda version: native.weights(version))
+    made = cells(shm, partial(engine, on_publish=on_publish), weights=lambda version: native.weights(version))
     async with made as world:
         asked = asked_of("c0", "s0", prompt(200))
         said = [*asked.prompt_ids, *(await world.call(asked)).token_ids]
@@ -105,6 +110,13 @@ async def test_kv_of_the_version_before_is_never_served(native: NativeCase, shm:
         again = asked_of("c1", "s0", said)
         got = await world.call(again)
         assert set(got.versions) == {1}
+        assert (world.routes.kv.sessions, set(got.kv_versions)) == (
+            (1, {0}) if on_publish == "keep" else (0, {1})
+        )
+        if on_publish == "keep":
+            # Whoever is not marked gets what a fresh engine gives.
+            again = asked_of("c2", "s1", said)
+            got = await world.call(again)
         fresh = engine(9, KvHome(native.homes.backend, native.regions, "kv-fresh"))
         await fresh.wake(native.weights(1))
         (chunks,) = [[chunk async for chunk in fresh.generate(again)]]

@@ -25,7 +25,9 @@ from transformers import (
 from gyre.cell.engine import EngineFault, GenerateRequest, KvUnavailable, SamplingParams
 from gyre.cell.engine.memory import is_released, restore_parameters
 from gyre.cell.engine.native import NativeEngine
-from tests.cell.engine.conftest import DEVICE, ModelWeights
+from tests.cell.engine import calls
+from tests.cell.engine.calls import prompt
+from tests.cell.engine.conftest import DEVICE, ModelWeights, NativeCase
 
 OPTIONS: dict[str, Any] = {
     "window_tokens": 256,
@@ -263,6 +265,22 @@ async def test_bfloat16_models_run(native: Any) -> None:
     assert len(await generate(engine)) == 10
     assert engine._rollout._runner._kv.data.dtype == torch.bfloat16
     await engine.close()
+
+
+async def test_numbers_over_kept_kv_are_those_of_both_weights(native: NativeCase) -> None:
+    engine = await native.awake(on_publish="keep")
+    ids = prompt(40)
+    await calls.generate(engine, ids)
+    await engine.update(native.weights(1))
+    longer = (*ids, *prompt(5, seed=1))
+    got = await calls.generate(engine, longer)
+    assert (got.cached_tokens, set(got.versions), set(got.kv_versions)) == (40, {1}, {0})
+    with torch.no_grad():
+        past = native.reference(0)(input_ids=torch.tensor([ids]), use_cache=True).past_key_values
+        rest = torch.tensor([[*longer[40:], *got.token_ids]])
+        logits = native.reference(1)(input_ids=rest, past_key_values=past).logits[0, 4:-1]
+    want = logits.float().log_softmax(-1).gather(-1, torch.tensor(got.token_ids)[:, None])[:, 0]
+    assert got.logprobs == pytest.approx(want.tolist(), abs=1e-4)
 
 
 def test_a_pool_of_no_block_is_refused(native: Any) -> None:

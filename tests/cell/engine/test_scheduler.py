@@ -40,7 +40,7 @@ def step(s: Scheduler) -> list[tuple[str, int, int]]:
     done = [(span.sequence.request.call, span.start, span.count) for span in spans]
     s.advance(spans)
     for one in drawing:
-        one.append(7, 0.0, s.version)
+        one.append(7, 0.0, s.prefixes.version)
         if one.finish_reason is not None:
             s.remove(one)
     return done
@@ -139,7 +139,7 @@ def test_every_call_ends_whatever_the_room(
     passes = 0
     while s.has_work:
         if passes in weights_at:
-            s.restart(s.version + 1)
+            s.restart(s.prefixes.version + 1)
         assert step(s)
         assert len(s.running) <= max_batch
         held = {block for one in s.running for block in one.table}

@@ -52,7 +52,7 @@ async def test_two_ranks_hand_kv_over_to_one_and_one_to_two(over: Cases, native:
     async def hand_over(first: Any, second: Any, parts: int) -> None:
         manifest: KvManifest = await first.export_kv("s")
         assert [part.heads for part in manifest.parts] == ([(0, 1), (1, 2)] if parts == 2 else [(0, 2)])
-        assert await second.import_kv(manifest) == len(manifest.tokens)
+        assert await second.import_kv(manifest) == manifest.length_tokens
         assert await first.release_kv(manifest.pin)
 
     await hand_over(one, two, 1)
@@ -78,7 +78,7 @@ async def test_more_ranks_than_kv_heads_hold_the_same_ones(over: Cases, native: 
     manifest = await four.export_kv("s")
     assert [part.heads for part in manifest.parts] == [(0, 1), (1, 2)]
     again = await over(4).awake()
-    assert await again.import_kv(manifest) == len(manifest.tokens)
+    assert await again.import_kv(manifest) == manifest.length_tokens
     assert (await generate(again, prompt(40), sampling)).token_ids == want.token_ids
 
 
