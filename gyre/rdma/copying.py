@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from gyre.rdma.base import Extent, Op
@@ -52,8 +52,10 @@ class Copier:
         self._thread.shutdown()
 
 
-def steps(extents: Iterable[Extent], nbytes: int = STEP_BYTES) -> Iterable[list[Extent]]:
-    """The same bytes, at most `nbytes` at a time."""
+def steps(
+    extents: Iterable[Extent], nbytes: int = STEP_BYTES, pieces: int = _VECTORS
+) -> Iterator[list[Extent]]:
+    """The same bytes, at most `nbytes` in at most `pieces` at a time."""
     step: list[Extent] = []
     room = nbytes
     for local, remote, left in extents:
@@ -61,7 +63,7 @@ def steps(extents: Iterable[Extent], nbytes: int = STEP_BYTES) -> Iterable[list[
             some = min(left, room)
             step.append(Extent(local, remote, some))
             local, remote, left, room = local + some, remote + some, left - some, room - some
-            if room == 0 or len(step) == _VECTORS:
+            if room == 0 or len(step) == pieces:
                 yield step
                 step, room = [], nbytes
     if step:

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 # Between two looks at whether it is still wanted: some milliseconds of a link between GPUs.
 STEP_BYTES = 2**30
+STEP_PIECES = 2**12
 
 
 class _Grant(msgspec.Struct, array_like=True):
@@ -162,5 +163,5 @@ class CudaIpcBackend(Pinning):
 
     async def _copy_in_steps(self, transfer: Transfer, remote: int) -> None:
         op, pointer = transfer.op, transfer.local.pointer
-        for step in steps(transfer.extents, STEP_BYTES):
+        for step in steps(transfer.extents, STEP_BYTES, STEP_PIECES):
             await self._in_thread(self._driver.copy, op, pointer, remote, step)

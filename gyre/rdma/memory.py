@@ -162,26 +162,32 @@ class Registered:
 
 def check_extents(op: Op, here: RegionHandle, there: RegionHandle, extents: Sequence[Extent]) -> list[Extent]:
     """With those joined that go on where the one before ends. Raises RegionError."""
+    room, far_room = here.nbytes, there.nbytes
     joined: list[Extent] = []
+    # The run so far. It is one of thousands: tuples are made only of what is joined.
+    start = far_start = end = far_end = 0
     for at, far, nbytes in extents:
-        if nbytes <= 0 or at < 0 or at + nbytes > here.nbytes:
+        if nbytes <= 0 or at < 0 or at + nbytes > room:
             raise RegionError(here.name, f"{op}: {nbytes} bytes at {at} of its {here.nbytes}")
-        if far < 0 or far + nbytes > there.nbytes:
+        if far < 0 or far + nbytes > far_room:
             raise RegionError(there.name, f"{op}: {nbytes} bytes at {far} of its {there.nbytes}")
-        if joined:
-            last = joined[-1]
-            if last.local + last.nbytes == at and last.remote + last.nbytes == far:
-                joined[-1] = Extent(last.local, last.remote, last.nbytes + nbytes)
-                continue
-        joined.append(Extent(at, far, nbytes))
+        if at != end or far != far_end:
+            if end > start:
+                joined.append(Extent(start, far_start, end - start))
+            start, far_start = at, far
+        end, far_end = at + nbytes, far + nbytes
+    if end > start:
+        joined.append(Extent(start, far_start, end - start))
     return joined
 
 
 def stripes(extents: Sequence[Extent], at_most: int, bytes_each: int, pieces_each: int) -> list[list[Extent]]:
     """The same bytes in parts of about the same size, each at most `pieces_each` extents: one where there are
     few bytes, else up to `at_most`, or more where there are too many pieces."""
-    total = sum(extent.nbytes for extent in extents)
+    total = sum(nbytes for _, _, nbytes in extents)
     count = max(1, min(at_most, total // bytes_each))
+    if count == 1 and len(extents) <= pieces_each:
+        return [list(extents)] if total else []
     share = -(-total // count)
     parts: list[list[Extent]] = [[]]
     room = share
