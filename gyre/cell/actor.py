@@ -14,7 +14,6 @@ import structlog
 
 from gyre.actors import Actor, Ask, Down, Ref, handles
 from gyre.cell.core import Core
-from gyre.cell.far import Far
 from gyre.cell.messages import (
     CellRole,
     CellStatus,
@@ -24,7 +23,6 @@ from gyre.cell.messages import (
     GetSnapshot,
     GetSnapshotMemory,
     GetStatus,
-    Manifest,
     Publish,
     ReleaseSnapshot,
     Retire,
@@ -34,25 +32,21 @@ from gyre.cell.messages import (
     Snapshot,
     SnapshotKind,
     StageContribution,
-    StepComplete,
     TurnBack,
     UpdateWeights,
 )
 from gyre.cell.publishing import LEASE_S
 from gyre.cell.ranks import rank_process, sum_metrics
 from gyre.cell.role_change import RoleChange
+from gyre.cell.satellite import LOAD_TIMEOUT_S, Satellite
 from gyre.cell.store import Rendezvous
 from gyre.cell.training import ACCEPT_TIMEOUT_S, TrainingLoop
 from gyre.cell.worker_messages import (
-    BeginTraining,
     CellSetup,
     GetRankStatus,
-    HoldSnapshots,
     Loaded,
     LoadModel,
     RankStatus,
-    StagedShard,
-    StageGradients,
     WakeEngine,
     WorkerConfig,
 )
@@ -60,7 +54,6 @@ from gyre.rdma import Borrow, Lending, RegionHandle, SharedMemory
 
 log = structlog.get_logger()
 
-LOAD_TIMEOUT_S = 1800.0
 CHANGE_TIMEOUT_S = 600.0
 MOST_FAILURES = 3
 
@@ -129,12 +122,12 @@ class CellActor(Actor):
         if self._core is not None:
             await self._core.first_snapshot(loaded[0].step, resumed=self._config.checkpoint is not None)
         else:
-            await self._ask_ranks(HoldSnapshots(regions=await self._memory(loaded[0].weights_bytes)))
+            await self._satellite.hold_memory(loaded[0].weights_bytes)
         if self._setup.engine_over_ranks:
             await self._change().build_engine()
-        snapshot = await self._pull("published")
+        snapshot = await self._part.lease("published")
         await self._ask_ranks(WakeEngine(version=snapshot.version, region=snapshot.region))
-        await self._release(snapshot)
+        await self._part.release(snapshot)
         self._version = snapshot.version
         self._changing = False
         capacity = self._setup.cells.capacity_executions
@@ -233,7 +226,7 @@ class CellActor(Actor):
             version=version,
             queue=self._config.queue,
             ranks=self._ask_ranks,
-            contributor=self._core if self._core is not None else self,
+            contributor=self._part,
             claim_timeout_s=ACCEPT_TIMEOUT_S,
         )
 
@@ -254,11 +247,11 @@ class CellActor(Actor):
         return RoleChange(
             self._cell,
             change,
-            self._version,
+            self._held_version,
             ranks=self._ask_ranks,
             group=self._rendezvous.next_group,
             pull=self._pull_in_time,
-            release=self._release,
+            release=self._part.release,
             tell=self._tell_state,
             turned_back=lambda: self._unwanted_for(change),
             training=self._loop,
@@ -273,35 +266,6 @@ class CellActor(Actor):
     async def _tell_state(self, state: RoleState) -> None:
         if state.change:
             await self._config.waterlevel.tell(state)
-
-    # --- a satellite's contributor ----------------------------------------------------------------
-
-    async def contribute(self, manifest: Manifest) -> bool:
-        """Stages the gradients of all ranks in regions and has the core add them."""
-        assert self._config.core is not None
-        name = f"g{manifest.step}-c{self._cell}-i{self.context.incarnation}-t{manifest.tokens[0]}"
-        shards: list[StagedShard] = await self._ask_ranks(StageGradients(name=name))
-        manifest = msgspec.structs.replace(manifest, checksums=tuple(s.checksum for s in shards))
-        regions = tuple(shard.region for shard in shards)
-        far = self._far
-        holder = None if far is None else far.me
-        stage = StageContribution(manifest=manifest, regions=regions, holder=holder)
-        try:
-            return await self._config.core.ask(stage, timeout_s=ACCEPT_TIMEOUT_S)
-        finally:
-            if far is not None:
-                for region in regions:
-                    self._lending.shared.free(region)
-
-    async def commit(self, complete: StepComplete) -> int:
-        raise RuntimeError(f"cell {self._cell} is no core: the queue told it to commit step {complete.step}")
-
-    async def pull(self, version: int) -> int:
-        snapshot = await self._pull("training")
-        await self._ask_ranks(BeginTraining(version=snapshot.version, region=snapshot.region))
-        await self._release(snapshot)
-        self._version = snapshot.version
-        return snapshot.version
 
     # --- what the core serves to others -------------------------------------------------------------
 
@@ -355,9 +319,9 @@ class CellActor(Actor):
             "role": self._role,
             "changing": self._changing,
             "state": self._running.state if self._running is not None else None,
-            "version": self._version,
+            "version": self._held_version,
             "micro_steps": self._micro_steps + running,
-            "corrupt_snapshots": self._far.corrupt if self._far is not None else 0,
+            "corrupt_snapshots": self._satellite.corrupt_snapshots if self._core is None else 0,
         }
 
     @handles(GetStatus, concurrent=True)
@@ -374,7 +338,7 @@ class CellActor(Actor):
             cell=self._cell,
             role=self._role,
             changing=self._changing,
-            version=self._version,
+            version=self._held_version,
             micro_steps=self._micro_steps + running,
             tokens_per_s=(tokens - tokens_then) / elapsed_s,
             busy_fraction=min(1.0, (busy_s - busy_then) / elapsed_s),
@@ -395,37 +359,12 @@ class CellActor(Actor):
     async def _ask_rank(self, rank: int, message: Ask[Any]) -> Any:
         return await self._ranks[rank].ask(message, timeout_s=CHANGE_TIMEOUT_S)
 
-    async def _pull(self, kind: SnapshotKind) -> Snapshot:
-        if self._core is not None:
-            return await self._core.snapshots.lease(self._cell, kind)
-        assert self._config.core is not None
-        get = GetSnapshot(cell=self._cell, kind=kind, reader=self.context.ref)
-        if self._far is not None:
-            return await self._far.pull(get)
-        return await self._config.core.ask(get, timeout_s=LOAD_TIMEOUT_S)
-
-    async def _memory(self, nbytes: int) -> tuple[RegionHandle, ...]:
-        """What snapshots of that size will be in."""
-        if self._far is not None:
-            return await self._far.memory(nbytes)
-        assert self._config.core is not None
-        return await self._config.core.ask(GetSnapshotMemory(), timeout_s=LOAD_TIMEOUT_S)
-
     async def _pull_in_time(self, kind: SnapshotKind) -> Snapshot:
         try:
             async with asyncio.timeout(self._config.pull_timeout_s):
-                return await self._pull(kind)
+                return await self._part.lease(kind)
         except TimeoutError:
             raise TimeoutError(f"the core gave no weights within {self._config.pull_timeout_s:g} s") from None
-
-    async def _release(self, snapshot: Snapshot) -> None:
-        if self._core is not None:
-            self._core.snapshots.release(snapshot.lease)
-        elif self._far is not None:
-            await self._far.free(snapshot)
-        else:
-            assert self._config.core is not None
-            await self._config.core.tell(ReleaseSnapshot(lease=snapshot.lease))
 
     def _run_task(self, work: Coroutine[Any, Any, int], *, name: str) -> asyncio.Task[int]:
         return self.context.run(work, name=name)
@@ -435,10 +374,27 @@ class CellActor(Actor):
         return Lending(SharedMemory(self._setup.shm_folder), self.context.node, self.context.name)
 
     @cached_property
-    def _far(self) -> Far | None:
-        if not self._config.far or self._config.core is None:
-            return None
-        return Far(self._lending, self._config.core, self.context.ref)
+    def _satellite(self) -> Satellite:
+        assert self._config.core is not None
+        return Satellite(
+            self._cell,
+            self.context.incarnation,
+            self._config.core,
+            self.context.ref,
+            self._ask_ranks,
+            self._lending,
+            far=self._config.far,
+        )
+
+    @property
+    def _part(self) -> Core | Satellite:
+        """In training and with weights: what differs between the core and the others."""
+        return self._core if self._core is not None else self._satellite
+
+    @property
+    def _held_version(self) -> int:
+        """Of the weights that it has."""
+        return self._loop.version if self._loop is not None else self._version
 
     def _as_core(self) -> Core:
         if self._core is None:

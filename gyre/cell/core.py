@@ -12,7 +12,7 @@ import structlog
 
 from gyre.actors import ActorError, Ask, Ref
 from gyre.cell.checkpoints import CheckpointFolder
-from gyre.cell.messages import Manifest, StepCommitted, StepComplete
+from gyre.cell.messages import Manifest, Snapshot, SnapshotKind, StepCommitted, StepComplete
 from gyre.cell.publishing import LEASE_S, RunTask, Snapshots
 from gyre.cell.training import accept
 from gyre.cell.worker_messages import (
@@ -160,10 +160,19 @@ class Core:
 
     async def pull(self, version: int) -> int:
         """The core trains what it has updated itself; after a return it pulls like any cell."""
-        snapshot = await self.snapshots.lease(0, "training")
+        snapshot = await self.lease("training")
         await self._ranks(BeginTraining(version=snapshot.version, region=snapshot.region))
-        self.snapshots.release(snapshot.lease)
+        await self.release(snapshot)
         return snapshot.version
+
+    # --- weights ----------------------------------------------------------------------------------
+
+    async def lease(self, kind: SnapshotKind) -> Snapshot:
+        """For the core's own ranks, until `release`."""
+        return await self.snapshots.lease(0, kind)
+
+    async def release(self, snapshot: Snapshot) -> None:
+        self.snapshots.release(snapshot.lease)
 
     # --- checkpoints ----------------------------------------------------------------------------
 

@@ -78,6 +78,11 @@ class TrainingLoop:
         self.busy_s = 0.0
 
     @property
+    def version(self) -> int:
+        """Of the weights that it trains under."""
+        return self._version
+
+    @property
     def is_leaving(self) -> bool:
         return self._leaving
 
