@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 # Compiled once, when first imported: compiling all of torch and transformers takes longer than a job.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-sglang lint
+.PHONY: install quickstart test test-faults test-sglang lint
 
 install: $(VENV)/.dev-installed
 
@@ -21,6 +21,10 @@ quickstart: $(VENV)/.installed
 
 test: lint
 	$(BIN)/pytest -q -n 3 --no-loadscope-reorder
+
+# A fault in each state of a role change: twenty minutes on two cores.
+test-faults: $(VENV)/.dev-installed
+	GYRE_TEST_FAULTS=3x1 $(BIN)/pytest -q tests/cell/test_role_change_faults.py
 
 # A real SGLang on the CPU, 3 GB, in an environment of its own: half an hour on two cores.
 test-sglang: $(VENV)/.dev-installed $(SGLANG_VENV)/.installed

@@ -21,7 +21,6 @@ from gyre.cell.config import (
     ClusterConfig,
     ModelConfig,
     RolloutConfig,
-    SglangConfig,
     TrainConfig,
 )
 from gyre.cell.engine.base import SamplingParams
@@ -50,7 +49,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     model: Path
     device: Literal["cpu", "cuda"]
     engine: Literal["native", "sglang"] = "native"
-    sglang: SglangConfig = SglangConfig()
+    python: Path | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     cells: int = 2
     ranks: int = 1
@@ -218,8 +217,11 @@ class SwitchJob:
             max_new_tokens=shape.new_tokens,
             kv_tokens=shape.kv_tokens,
             max_batch=max(8, shape.calls),
-            sglang=shape.sglang,
         )
+        if shape.python is not None:
+            rollout = msgspec.structs.replace(
+                rollout, sglang=msgspec.structs.replace(rollout.sglang, python=shape.python)
+            )
         return CellSetup(
             model_folder=shape.model,
             shm_folder=self.shm,

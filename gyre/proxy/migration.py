@@ -106,19 +106,21 @@ class Migration:
     async def _import(self, moving: Moving, manifest: KvManifest, to: Seat[Ref]) -> None:
         began_s = self._clock()
         left_s = self._deadline - began_s
-        tokens: int | None = None
         try:
             if left_s > 0:
                 tokens = await self._ask(moving, to, ImportKv(manifest=manifest), "import", left_s)
+                if tokens is not None:
+                    self._moved(moving, manifest, to, tokens, self._clock() - began_s)
             else:
                 self._recompute(moving, "budget")
         finally:
             moving.over.set()
             # Not counted: what was read was proved then.
             await self._ask(moving, moving.source, ReleaseKv(pin=manifest.pin), None, ASK_TIMEOUT_S)
-        if tokens is None:
-            return
-        seconds = self._clock() - began_s
+
+    def _moved(
+        self, moving: Moving, manifest: KvManifest, to: Seat[Ref], tokens: int, seconds: float
+    ) -> None:
         nbytes = manifest.nbytes * tokens // manifest.length_tokens
         self._refusals = 0
         self.tally.add(KvTally(1, tokens, nbytes, seconds))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import structlog
@@ -13,7 +14,7 @@ from gyre.actors import Ref
 from gyre.actors.errors import ActorDied, ActorError, RemoteError, error_name
 from gyre.cell.engine.base import Chunk, ContextOverflow, GenerateRequest
 from gyre.cell.messages import Abort, Generate
-from gyre.cell.states import StateTimes
+from gyre.cell.states import StateTimes, log_state
 from gyre.proxy.conversation import CallError, unavailable
 from gyre.proxy.migration import KvTally, Migration, Moving
 from gyre.proxy.router import EngineKey, Router, Seat
@@ -86,14 +87,16 @@ class Routes:
     async def close(self, cell: int, *, lost: bool, change: str = "") -> RouteClosed:
         """Admits no more calls to the cell and ends those in flight there, so that they go on elsewhere.
         Returns when none is left at the cell."""
-        times = StateTimes()
+        times = StateTimes(partial(log_state, change, cell) if change else None)
         migration = Migration(change, self._kv_budget_s) if self._kv_budget_s > 0 and not lost else None
         with times.measure("stop_admitting"):
             sessions = self._router.sessions_at(cell)
             calls = self._router.close(cell)
             legs = {call: self._legs[call] for call in calls}
+            # Of a cell that is lost in a change some leave already, and are counted there.
+            leave = sum(not leg.leaving for leg in legs.values())
             for leg in legs.values():
-                leg.leaving, leg.change = True, change
+                leg.leaving, leg.change = True, change or leg.change
             going = [self._reserve(call, leg) for call, leg in legs.items()] if migration else []
         try:
             if migration is not None:
@@ -115,13 +118,13 @@ class Routes:
             for leg in legs.values():
                 await leg.over.wait()
         kv = KvTally() if migration is None else migration.tally
-        recomputed = len(legs) - kv.sessions
+        recomputed = leave - kv.sessions
         if migration is not None:
             with times.measure("migrate_idle"):
                 await self._move_idle(migration, cell, sessions)
             self.kv.add(kv)
         return RouteClosed(
-            calls=len(legs),
+            calls=leave,
             sessions_moved=kv.sessions,
             recomputed=recomputed,
             states_s=times.by_state_s,

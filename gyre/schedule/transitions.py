@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
 import structlog
 
@@ -21,7 +21,7 @@ from gyre.cell.messages import (
     TurnBack,
     UpdateWeights,
 )
-from gyre.cell.states import StateTimes
+from gyre.cell.states import StateTimes, log_state
 from gyre.schedule.messages import CloseRoute, OpenRoute
 from gyre.schedule.roster import CellLife
 
@@ -80,8 +80,6 @@ class Transitions:
         close = CloseRoute(cell=life.cell, change=change.id)
         closed = await self._proxy.ask(close, timeout_s=self._timeout_s)
         change.calls = closed.calls
-        for state, seconds in closed.states_s.items():
-            self.passed(RoleState(cell=life.cell, change=change.id, state=state, seconds=seconds))
         change.states_s |= closed.states_s
         if change.unwanted is not None:
             changed = RoleChanged(
@@ -111,17 +109,8 @@ class Transitions:
             await change.life.up.ref.tell(TurnBack(change=change.id, cause=cause))
 
     def passed(self, state: RoleState) -> None:
-        """A state of a change is over."""
-        fields: dict[str, Any] = {
-            "change": state.change,
-            "cell": state.cell,
-            "state": state.state,
-            "seconds": round(state.seconds, 4),
-        }
-        if state.cause is None:
-            log.info("role_change_state", **fields)
-        else:
-            log.warning("role_change_state_failed", **fields, cause=state.cause)
+        """A state of a change is over, at its cell."""
+        log_state(state.change, state.cell, state.state, state.seconds, state.cause)
 
     def lost(self, change: Change, reason: str) -> None:
         """Its cell is."""
@@ -137,11 +126,9 @@ class Transitions:
         life.version = changed.version
         change.states_s |= changed.states_s
         if changed.role == "rollout":
-            opening = StateTimes()
+            opening = StateTimes(partial(log_state, change.id, life.cell))
             with opening.measure("open_route"):
                 await self._open_route(life, change.id)
-            (seconds,) = opening.by_state_s.values()
-            self.passed(RoleState(cell=life.cell, change=change.id, state="open_route", seconds=seconds))
             change.states_s |= opening.by_state_s
         life.become(changed.role)
         self._log(change, changed)

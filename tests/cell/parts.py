@@ -23,20 +23,30 @@ VOCAB = 401
 TEMPERATURE = 0.7
 
 
-def write_policy(folder: Path, *, tied: bool = True, heads: int = 3, kv_heads: int = 1) -> Path:
-    """A Llama of which two ranks hold unlike parts, weights peaked enough that they matter, a tokenizer."""
+def write_policy(
+    folder: Path,
+    *,
+    tied: bool = True,
+    heads: int = 3,
+    kv_heads: int = 1,
+    width: int = 15,
+    head_dim: int = 10,
+    mlp: int = 63,
+) -> Path:
+    """A Llama, by default one of which two ranks hold unlike parts; weights peaked enough that they matter; a
+    tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     write_tokenizer(folder)
     config = LlamaConfig(
         vocab_size=VOCAB,
-        hidden_size=15 * heads,
-        intermediate_size=63,
+        hidden_size=width * heads,
+        intermediate_size=mlp,
         num_hidden_layers=2,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=10,
+        head_dim=head_dim,
         max_position_embeddings=256,
         initializer_range=0.2,
         tie_word_embeddings=tied,

@@ -18,7 +18,6 @@ from gyre.cell.messages import (
     Idle,
     Lease,
     RoleChanged,
-    RoleState,
     Stale,
     StepComplete,
 )
@@ -39,21 +38,10 @@ class Waterlevel(Actor):
             cell: asyncio.get_running_loop().create_future() for cell in range(2)
         }
         self.done: asyncio.Future[StepDone] = asyncio.get_running_loop().create_future()
-        self._states: asyncio.Queue[RoleState] = asyncio.Queue()
-
-    async def passed(self, change: str, state: str) -> RoleState:
-        """That state of that change, once it is over."""
-        while (told := await self._states.get()).change != change or told.state != state:
-            pass
-        return told
 
     @handles(CellUp)
     async def cell_up(self, message: CellUp) -> None:
         self.up[message.cell].set_result(message)
-
-    @handles(RoleState)
-    async def role_state(self, message: RoleState) -> None:
-        self._states.put_nowait(message)
 
     @handles(StepDone)
     async def step_done(self, message: StepDone) -> None:
@@ -80,20 +68,19 @@ class Queue(MicroStepQueue):
 class TwoCells:
     """Both are up."""
 
-    def __init__(self, setup: CellSetup, node: Node, journal: Journal, *, groups_per_step: int = 1) -> None:
+    def __init__(self, setup: CellSetup, node: Node, journal: Journal) -> None:
         self.setup = setup
         self.node = node
         self.waterlevel = Waterlevel()
         self._journal = journal
-        self._groups_per_step = groups_per_step
         self.cells: list[Ref] = []
         self.ups: list[CellUp] = []
         self.queue: Queue
         self.queue_ref: Ref
 
-    async def start(self, pull_timeout_s: float = 60.0) -> None:
+    async def start(self) -> None:
         waterlevel = await self.spawn("waterlevel", self.waterlevel)
-        config = QueueConfig(groups_per_step=self._groups_per_step)
+        config = QueueConfig(groups_per_step=1)
         self.queue = Queue(config, self._journal, waterlevel)
         self.queue_ref = await self.spawn("queue", self.queue)
         # In this process: one less that imports torch.
@@ -107,7 +94,6 @@ class TwoCells:
                 queue=self.queue_ref,
                 stores=stores,
                 core=self.cells[0] if cell else None,
-                pull_timeout_s=pull_timeout_s,
             )
             spec = ProcessSpec(
                 name=f"cell-{cell}",
@@ -130,12 +116,6 @@ class TwoCells:
 
     async def change(self, order: EnterTrain | EnterRollout) -> list[RoleChanged]:
         return list(await asyncio.gather(*(cell.ask(order, timeout_s=60.0) for cell in self.cells)))
-
-    def pid(self, name: str) -> int:
-        """Of `cell-1`, or of `cell-1-rank-0`."""
-        pid = process_of(f"{name}.log", self.setup.log_folder)
-        assert pid is not None
-        return pid
 
 
 def process_of(log: str, folder: Path) -> int | None:

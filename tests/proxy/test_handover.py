@@ -77,15 +77,11 @@ async def test_a_call_can_be_followed_through_a_role_change_by_its_ids(two: Hous
         closed = await two.proxy.ask(CloseRoute(cell=source, change="r000007"))
         await call
     assert (closed.calls, closed.recomputed) == (1, 1)
-    assert list(closed.states_s) == [
-        "stop_admitting",
-        "pin",
-        "cancel",
-        "migrate",
-        "hand_over",
-        "migrate_idle",
-    ]
-    events = {entry["event"]: entry for entry in logs if entry.get("change") == "r000007"}
+    states = ["stop_admitting", "pin", "cancel", "migrate", "hand_over", "migrate_idle"]
+    assert list(closed.states_s) == states
+    told = [entry for entry in logs if entry.get("change") == "r000007"]
+    assert [entry["state"] for entry in told if entry["event"] == "role_change_state"] == states
+    events = {entry["event"]: entry for entry in told}
     moved = events["call_moved"]
     assert (moved["execution"], moved["call"]) == ("g000001.00", two.kept.records[-1].call)
     assert (moved["cell"], moved["to_cell"], moved["tokens"]) == (source, 1 - source, 3)

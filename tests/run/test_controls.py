@@ -1,17 +1,19 @@
 """What nothing can be learned from teaches nothing: the reward is no artefact of the system. With a learning
-rate of 0: test_stopping.py."""
+rate of 0: test_stopping.py. And what the events of such a job tell."""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gyre.trajectory.reader import JournalReader
 from tests.run.conftest import Waited
-from tests.run.jobs import rise, running
+from tests.run.jobs import RunningJob, rise, running
 
 pytestmark = [pytest.mark.timeout(420)]
 
@@ -20,7 +22,9 @@ STEPS = 8
 NO_RISE = 0.25
 
 
-def test_with_shuffled_advantages_the_reward_does_not_rise(waited: Waited, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def job(waited: Waited, tmp_path_factory: pytest.TempPathFactory) -> RunningJob:
+    """One with shuffled advantages, over."""
     overrides = [
         "seed=105",
         "tasks.seed=105",
@@ -33,14 +37,52 @@ def test_with_shuffled_advantages_the_reward_does_not_rise(waited: Waited, tmp_p
         f"eval.every_steps={STEPS}",
         "sampling.shuffle_advantages=true",
     ]
-    with running(tmp_path / "job", *overrides) as job:
+    with running(tmp_path_factory.mktemp("controls") / "job", *overrides) as job:
         assert job.exit(400.0) == 0
-        steps = job.named("step")
-        assert [event["step"] for event in steps] == list(range(STEPS))
-        assert all(event["grad_norm"] > 0 for event in steps)
-    assert rise(tmp_path / "job")[0] < NO_RISE
-    correlation, error = score_correlation(tmp_path / "job")
+    return job
+
+
+def test_with_shuffled_advantages_the_reward_does_not_rise(job: RunningJob) -> None:
+    steps = job.named("step")
+    assert [event["step"] for event in steps] == list(range(STEPS))
+    assert all(event["grad_norm"] > 0 for event in steps)
+    assert rise(job.run_dir)[0] < NO_RISE
+    correlation, error = score_correlation(job.run_dir)
     assert abs(correlation) < 4 * error
+
+
+def test_a_call_can_be_followed_through_a_role_change_by_its_ids(job: RunningJob) -> None:
+    """As a person would, with grep."""
+    moves = job.named("call_moved")
+    assert moves
+    with JournalReader(job.run_dir / "journal.db") as journal:
+        for move in moves:
+            change, execution = grep(job, move["change"]), grep(job, move["execution"])
+            assert {event["change"] for event in change} == {move["change"]}
+            names = [event["event"] for event in change]
+            assert (names[0], names[-1], names.count("route_closed")) == (
+                "role_change_ordered",
+                "role_change",
+                1,
+            )
+            assert [event["state"] for event in change if event["event"] == "role_change_state"] == [
+                *change[-1]["states_s"]
+            ]
+            # It went on once it was cancelled and its KV had moved, or had not.
+            at = change.index(move)
+            assert [e.get("state") for e in change[:at]].count("cancel") == 1
+            (kv,) = (e for e in change[:at] if "kv_" in e["event"] and e["call"] == move["call"])
+            assert (kv["cell"], kv["to_cell"]) == (move["cell"], move["to_cell"])
+            story = [event["event"] for event in execution]
+            assert story.index("harness_started") < execution.index(move) < story.index("execution_finished")
+            (call,) = (call for call in journal.calls(move["execution"]) if call.call == move["call"])
+            assert call.reroutes > 0
+            assert len(call.output_ids) >= move["tokens"]
+
+
+def grep(job: RunningJob, words: str) -> list[dict[str, Any]]:
+    lines = (job.run_dir / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines if words in line]
 
 
 def score_correlation(run_dir: Path) -> tuple[float, float]:
