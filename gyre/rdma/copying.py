@@ -13,6 +13,7 @@ from gyre.rdma.base import Extent, Op
 # Between two looks at whether it is still wanted.
 STEP_BYTES = 16 * 2**20
 _VECTORS = 512
+_THREADS = 2
 
 
 class _Vector(ctypes.Structure):
@@ -27,29 +28,44 @@ for _call in (_libc.process_vm_readv, _libc.process_vm_writev):
 
 
 class Copier:
-    """One thread, in which no other Python waits: the copies let go of the interpreter."""
+    """Threads in which no other Python waits: the copies let go of the interpreter. Two, since one core that
+    copies pieces below some hundred MB, which pass its caches, does not fill what memory can do."""
 
     def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
 
     async def copy(self, op: Op, local: int, remote: int, extents: Sequence[Extent], pid: int | None) -> None:
         """`local`, `remote`: addresses; `pid`: whose the remote one is, None for one of ours. Raises OSError.
         Cancelled, it returns when nothing is copied any more."""
         loop = asyncio.get_running_loop()
-        for step in steps(extents):
-            if pid is None:
-                work = loop.run_in_executor(self._thread, _within, op, local, remote, step)
-            else:
-                work = loop.run_in_executor(self._thread, _between, op, local, remote, step, pid)
-            try:
-                await asyncio.shield(work)
-            except asyncio.CancelledError:
-                await asyncio.wait({work})
-                raise
+        working: set[asyncio.Future[None]] = set()
+        try:
+            for step in steps(extents):
+                if len(working) == _THREADS:
+                    working = await _some_done(working)
+                if pid is None:
+                    work = loop.run_in_executor(self._threads, _within, op, local, remote, step)
+                else:
+                    work = loop.run_in_executor(self._threads, _between, op, local, remote, step, pid)
+                working.add(work)
+            while working:
+                working = await _some_done(working)
+        finally:
+            if working:
+                await asyncio.wait(working)
 
     def close(self) -> None:
         """Nothing is copied any more."""
-        self._thread.shutdown()
+        self._threads.shutdown()
+
+
+async def _some_done(working: set[asyncio.Future[None]]) -> set[asyncio.Future[None]]:
+    """Those that are left. Raises what a copy raised."""
+    done, left = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+    for error in [work.exception() for work in done]:
+        if error is not None:
+            raise error
+    return left
 
 
 def steps(

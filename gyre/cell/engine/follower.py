@@ -12,10 +12,10 @@ import structlog
 
 from gyre.cell.engine.base import Weights, unpack_ids
 from gyre.cell.engine.orders import (
+    AddUp,
     Done,
     FillSlot,
     Leave,
-    LookAt,
     Order,
     PassReader,
     ReleaseKv,
@@ -121,10 +121,8 @@ class Follower:
                 self._runner.fill_slot(unpack_ids(blocks), slot)
             case TakeSlot(blocks=blocks, heads=heads, slot=slot, nbytes=nbytes):
                 return Done(sums=self._runner.take_slot(unpack_ids(blocks), heads, slot, nbytes))
-            case LookAt(blocks=blocks, finite=True):
-                return Done(finite=self._runner.is_finite(0, unpack_ids(blocks)))
-            case LookAt(blocks=blocks):
-                return Done(sums=self._runner.sums(0, unpack_ids(blocks)))
+            case AddUp(blocks=blocks):
+                return Done(sums=self._runner.finite_sums(0, unpack_ids(blocks)) or b"")
             case ReleaseKv():
                 self._runner.release_kv()
             case Leave():

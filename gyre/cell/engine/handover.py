@@ -48,12 +48,12 @@ class KvStore(Protocol):
     def settle(self) -> None:
         """What passes have written is there, for whoever reads the memory."""
 
-    def is_finite(self, rank: int, blocks: Sequence[int]) -> bool:
-        """Whether all numbers in these blocks of a rank are."""
-
     def sums(self, rank: int, blocks: Sequence[int]) -> bytes:
         """Of these blocks of a rank, SUM_BYTES each: all their bytes added up as little-endian words of 8, or
         of 4 where a block is not a multiple of 8."""
+
+    def finite_sums(self, rank: int, blocks: Sequence[int]) -> bytes | None:
+        """The same, or None where a number in them is not finite."""
 
     def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bytes:
         """Fills those of a rank's heads of the blocks that `source` has: `heads` of as many blocks. Answers
@@ -119,11 +119,13 @@ class Handover:
 
     def _sums(self, session: str, blocks: Sequence[int]) -> tuple[bytes, ...]:
         self._store.settle()
-        ranks = range(len(self._store.kv_memory()))
-        if not all(self._store.is_finite(rank, blocks) for rank in ranks):
-            # In a block that is used again later even what is masked would spoil sums.
-            raise KvUnavailable(f"the KV of session {session} has numbers that are not finite")
-        return tuple(self._store.sums(rank, blocks) for rank in ranks)
+        found: list[bytes] = []
+        for rank in range(len(self._store.kv_memory())):
+            if (sums := self._store.finite_sums(rank, blocks)) is None:
+                # In a block that is used again later even what is masked would spoil sums.
+                raise KvUnavailable(f"the KV of session {session} has numbers that are not finite")
+            found.append(sums)
+        return tuple(found)
 
     def unpin(self, pin: str) -> None:
         """Nothing where there is no such pin."""
@@ -149,27 +151,26 @@ class Handover:
                 f"no room for KV of session {manifest.session}: all {pool.blocks} blocks are held"
             )
 
-    def prepare(self, reservation: Reservation) -> None:
-        """What `seal` needs; it can be done while the blocks are being filled."""
-        pool, manifest, first = self._pool, reservation.manifest, len(reservation.chain)
-        last = first + len(reservation.own)
-        pool.extend_digests(reservation.digests, reservation.tokens, manifest.layout.version, last)
-        parent = reservation.chain[-1] if first else None
-        nbytes, tokens = 4 * pool.block_tokens, manifest.tokens
+    def prepare(self, reservation: Reservation, blocks: int) -> None:
+        """What `seal` needs, of so many more blocks; it can be done while they are being filled."""
+        pool, manifest, entries = self._pool, reservation.manifest, reservation.entries
+        begun, held = len(entries), len(reservation.chain)
+        own = reservation.own[begun : begun + blocks]
+        first, last = held + begun, held + begun + len(own)
+        digests, tokens, nbytes = reservation.digests, manifest.tokens, 4 * pool.block_tokens
+        pool.extend_digests(digests, reservation.tokens, manifest.layout.version, last)
+        parent = entries[-1] if entries else reservation.chain[-1] if held else None
         starts = range(first * nbytes, last * nbytes, nbytes)
-        for digest, start, block in zip(
-            reservation.digests[first:last], starts, reservation.own, strict=True
-        ):
+        for digest, start, block in zip(digests[first:last], starts, own, strict=True):
             parent = CachedBlock(digest, parent, tokens[start : start + nbytes], block, holders=1)
-            reservation.entries.append(parent)
+            entries.append(parent)
 
     def seal(self, reservation: Reservation) -> int:
         """The blocks have their KV: makes them findable and answers how many tokens are. Raises KvUnavailable
         where weights have changed meanwhile."""
         manifest, entries = reservation.manifest, reservation.entries
         self._check_versions(manifest)
-        if not entries:
-            self.prepare(reservation)
+        self.prepare(reservation, len(reservation.own))
         if self._pool.enter(entries):
             reservation.chain += entries
             reservation.own.clear()

@@ -11,6 +11,8 @@ from transformers import PretrainedConfig
 
 from gyre.cell.engine.base import KvLayout
 
+# Of one core.
+CACHED_BYTES = 4 * 2**20
 # What a configuration says of the file it was read from, not of the model.
 _NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
@@ -37,15 +39,19 @@ def layout_of(data: torch.Tensor, model: str, version: int, heads: int) -> KvLay
     )
 
 
-def is_finite(data: torch.Tensor, blocks: Sequence[int]) -> bool:
-    """Whether all numbers of these blocks are."""
-    if not blocks:
-        return True
-    runs = [data[first:last] for first, last in _runs(blocks)]
+def finite_sums(data: torch.Tensor, blocks: Sequence[int]) -> bytes | None:
+    """`sums`, or None where a number in these blocks is not finite."""
+    words, numbers, parts = [], [], []
+    for first, last in _runs(blocks):
+        # What was added up as words is in the cache when it is as numbers.
+        for part in torch.split(data[first:last], max(CACHED_BYTES // data[0].nbytes, 1)):
+            words.append(_words(part).sum(1, dtype=torch.int64))
+            numbers.append(part.sum(dtype=_sum_dtype(data)))
+            parts.append(part)
     # What is not finite makes a sum so. One look at all of them: on a GPU each waits for it.
-    if bool(torch.stack([run.sum(dtype=_sum_dtype(data)) for run in runs]).isfinite().all()):
-        return True
-    return all(_is_finite(run) for run in runs)
+    if not bool(torch.stack(numbers).isfinite().all()) and not all(_is_finite(part) for part in parts):
+        return None
+    return torch.cat(words).cpu().numpy().tobytes()
 
 
 def _is_finite(numbers: torch.Tensor) -> bool:
@@ -60,10 +66,13 @@ def _sum_dtype(data: torch.Tensor) -> torch.dtype:
 
 def sums(data: torch.Tensor, blocks: Sequence[int]) -> bytes:
     """Of each of these blocks: see `KvStore.sums`. Not one word of a block can change without its sum."""
-    whole = data.flatten(1)
-    words = whole.view(torch.int32 if whole.shape[1] * whole.itemsize % 8 else torch.int64)
-    found = [words[first:last].sum(1, dtype=torch.int64) for first, last in _runs(blocks)]
+    found = [_words(data[first:last]).sum(1, dtype=torch.int64) for first, last in _runs(blocks)]
     return torch.cat(found).cpu().numpy().tobytes()
+
+
+def _words(blocks: torch.Tensor) -> torch.Tensor:
+    whole = blocks.flatten(1)
+    return whole.view(torch.int32 if whole.shape[1] * whole.itemsize % 8 else torch.int64)
 
 
 def write_blocks(

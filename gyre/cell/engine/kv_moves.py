@@ -25,7 +25,7 @@ log = structlog.get_logger()
 STEP_BYTES = 16 * 2**20
 GPU_STEP_BYTES = 2**30
 # So that the next one is there when one is read.
-_ABREAST = 2
+_ABREAST = 3
 _PROOF_BYTES = 8
 
 
@@ -109,10 +109,10 @@ class KvMoves:
 
     # --- taking -----------------------------------------------------------------------------------
 
-    async def fetch(self, reservation: Reservation, meanwhile: Callable[[], None]) -> Check:
+    async def fetch(self, reservation: Reservation, meanwhile: Callable[[int], None]) -> Check:
         """Fills its blocks at all ranks. What it answers is to be done where the store belongs to, before any
-        is findable, and may raise KvUnavailable; `meanwhile` is done there before. Raises KvUnavailable,
-        RegionError."""
+        is findable, and may raise KvUnavailable. `meanwhile` is called there of some blocks at a time, not
+        of all at once: who copies waits for the interpreter. Raises KvUnavailable, RegionError."""
         pools = self._opened()
         try:
             async with asyncio.timeout(reservation.manifest.lease_s):
@@ -122,13 +122,12 @@ class KvMoves:
             raise KvUnavailable(why) from None
 
     async def _fill(
-        self, pools: Sequence[Pool], reservation: Reservation, meanwhile: Callable[[], None]
+        self, pools: Sequence[Pool], reservation: Reservation, meanwhile: Callable[[int], None]
     ) -> Check:
         manifest = reservation.manifest
         looks: list[Future[None]] = []
         if not reservation.own:
             return partial(_settled, looks)
-        looks.append(self._run(meanwhile))
         if self._turns is not None and manifest.slot_blocks:
             await self._turns.fetch(pools, reservation)
             return await self._proved(manifest, looks)
@@ -137,7 +136,7 @@ class KvMoves:
         for rank, pool in enumerate(pools):
             for part in manifest.parts:
                 if part.heads == pool.heads:
-                    looks += await self._straight(rank, pool, part, reservation)
+                    looks += await self._straight(rank, pool, part, reservation, meanwhile)
                 elif overlap(part.heads, pool.heads):
                     await self._by_staging(rank, part, reservation)
         return await self._proved(manifest, looks)
@@ -149,7 +148,12 @@ class KvMoves:
         return partial(_settled, looks)
 
     async def _straight(
-        self, rank: int, pool: Pool, part: KvPart, reservation: Reservation
+        self,
+        rank: int,
+        pool: Pool,
+        part: KvPart,
+        reservation: Reservation,
+        meanwhile: Callable[[int], None],
     ) -> list[Future[None]]:
         """Into the pool. Nobody waits here until each step is looked at: that may take a pass."""
         nbytes = block_bytes(part, reservation.manifest.layout)
@@ -158,6 +162,7 @@ class KvMoves:
         async def read(step: Step) -> Future[None]:
             async with turns:
                 await self._backend.read(pool.local, part.region, list(_extents(step, nbytes)))
+            self._run(partial(meanwhile, len(step.own)))
             return self._run(partial(self._look, rank, part, step))
 
         steps = steps_of(reservation, max(self._step_bytes // nbytes, 1))

@@ -18,11 +18,11 @@ from gyre.cell.engine.handover import KvMemory
 from gyre.cell.engine.kv_home import PoolFile
 from gyre.cell.engine.kv_relay import SLOTS_IN, SLOTS_OUT
 from gyre.cell.engine.orders import (
+    AddUp,
     BadOrder,
     Done,
     FillSlot,
     Leave,
-    LookAt,
     Order,
     PassWriter,
     ReleaseKv,
@@ -178,19 +178,19 @@ class Lead:
         """Of a pass that is over here the others have written what it adds up."""
         self._runner.settle()
 
-    def is_finite(self, rank: int, blocks: Sequence[int]) -> bool:
-        if rank == 0:
-            return self._runner.is_finite(rank, blocks)
-        if (data := self._pools[rank - 1].data) is not None:
-            return kv_bytes.is_finite(data, blocks)
-        return self._ask(rank, LookAt(pack_ids(blocks), finite=True)).finite
-
     def sums(self, rank: int, blocks: Sequence[int]) -> bytes:
         if rank == 0:
             return self._runner.sums(rank, blocks)
         if (data := self._pools[rank - 1].data) is not None:
             return kv_bytes.sums(data, blocks)
-        return self._ask(rank, LookAt(pack_ids(blocks), finite=False)).sums
+        return self._ask(rank, AddUp(pack_ids(blocks))).sums
+
+    def finite_sums(self, rank: int, blocks: Sequence[int]) -> bytes | None:
+        if rank == 0:
+            return self._runner.finite_sums(rank, blocks)
+        if (data := self._pools[rank - 1].data) is not None:
+            return kv_bytes.finite_sums(data, blocks)
+        return self._ask(rank, AddUp(pack_ids(blocks))).sums or None
 
     def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bytes:
         if rank == 0:

@@ -37,11 +37,10 @@ class FillSlot(msgspec.Struct, frozen=True, tag=True):
     slot: int
 
 
-class LookAt(msgspec.Struct, frozen=True, tag=True):
-    """Say whether all numbers of these blocks, packed, are finite, or what their sums are."""
+class AddUp(msgspec.Struct, frozen=True, tag=True):
+    """Say the sums of these blocks, packed, or none where a number in them is not finite."""
 
     blocks: bytes
-    finite: bool
 
 
 class TakeSlot(msgspec.Struct, frozen=True, tag=True):
@@ -61,18 +60,17 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """Free the weights; nothing more is computed together."""
 
 
-Order = TakeWeights | TakeKv | FillSlot | LookAt | TakeSlot | ReleaseKv | Leave
+Order = TakeWeights | TakeKv | FillSlot | AddUp | TakeSlot | ReleaseKv | Leave
 
 
 class Done(msgspec.Struct, frozen=True):
     """An order is carried out, or why it could not be. `pool`: the region that this rank's part of the pool
-    is, or its stage. `finite`, `sums`: of blocks that it looked at or filled. With `leaving` it answers
-    nothing: the rank ends in order."""
+    is, or its stage. `sums`: of blocks that it looked at or filled. With `leaving` it answers nothing: the
+    rank ends in order."""
 
     error: str | None = None
     pool: RegionHandle | None = None
     leaving: bool = False
-    finite: bool = True
     sums: bytes = b""
 
 

@@ -218,9 +218,9 @@ class Rollout(Generic[Outlet]):
             raise EngineAsleep("the engine is asleep: it has no room for KV")
         self._handover.reserve(reservation)
 
-    def prepare(self, reservation: Reservation) -> None:
+    def prepare(self, reservation: Reservation, blocks: int) -> None:
         """While what was reserved is being filled."""
-        self._handover.prepare(reservation)
+        self._handover.prepare(reservation, blocks)
 
     def seal(self, reservation: Reservation, check: Callable[[], None]) -> int:
         """What was reserved has its KV, if `check` raises nothing."""

@@ -186,11 +186,11 @@ class Runner:
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
 
-    def is_finite(self, rank: int, blocks: Sequence[int]) -> bool:
-        return kv_bytes.is_finite(self.kv.data, blocks)
-
     def sums(self, rank: int, blocks: Sequence[int]) -> bytes:
         return kv_bytes.sums(self.kv.data, blocks)
+
+    def finite_sums(self, rank: int, blocks: Sequence[int]) -> bytes | None:
+        return kv_bytes.finite_sums(self.kv.data, blocks)
 
     def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bytes:
         """Those of its heads that this rank holds."""

@@ -278,13 +278,13 @@ class _Script:
     def settle(self) -> None:
         """A pass is over when it is over."""
 
-    def is_finite(self, rank: int, blocks: Sequence[int]) -> bool:
-        """Integers are; a block whose heads contradict each other passes for one that is not."""
-        found = self._kv[list(blocks)]
-        return bool((found[..., 0, :] == ~found[..., 1, :]).all())
-
     def sums(self, rank: int, blocks: Sequence[int]) -> bytes:
         return _sums(self._kv[list(blocks)])
+
+    def finite_sums(self, rank: int, blocks: Sequence[int]) -> bytes | None:
+        """Integers are finite; a block whose heads contradict each other passes for one that is not."""
+        found = self._kv[list(blocks)]
+        return _sums(found) if (found[..., 0, :] == ~found[..., 1, :]).all() else None
 
     def write_kv(self, rank: int, blocks: Sequence[int], heads: tuple[int, int], source: memoryview) -> bytes:
         shape = (-1, *self._shape[1:4], heads[1] - heads[0], 1)
