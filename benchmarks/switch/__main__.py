@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from benchmarks.command import parser, tell
+from benchmarks.command import add_sglang, parser, sglang_config, tell
 from benchmarks.process import quiet
 from benchmarks.report import Report
 from benchmarks.switch.job import Shape, SwitchJob
@@ -110,7 +110,7 @@ def shape_of(options: argparse.Namespace) -> Shape:
         model=model,
         device=options.device,
         engine=options.engine,
-        python=options.sglang_python,
+        sglang=sglang_config(options),
         dtype="bfloat16" if options.device == "cuda" else "float32",
         ranks=options.ranks,
         parallel="tensor" if options.engine == "sglang" else options.parallel,
@@ -126,7 +126,7 @@ def main() -> None:
     line.add_argument("--ranks", type=int, default=1, help="of a cell")
     line.add_argument("--parallel", choices=("data", "tensor"), default="data")
     line.add_argument("--engine", choices=("native", "sglang"), default="native")
-    line.add_argument("--sglang-python", type=Path, help="of the environment SGLang is in")
+    add_sglang(line)
     line.add_argument("--calls", type=int, default=8, help="in flight")
     options = line.parse_args()
     quiet()

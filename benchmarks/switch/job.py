@@ -21,6 +21,7 @@ from gyre.cell.config import (
     ClusterConfig,
     ModelConfig,
     RolloutConfig,
+    SglangConfig,
     TrainConfig,
 )
 from gyre.cell.engine.base import SamplingParams
@@ -49,7 +50,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     model: Path
     device: Literal["cpu", "cuda"]
     engine: Literal["native", "sglang"] = "native"
-    python: Path | None = None
+    sglang: SglangConfig = SglangConfig()
     dtype: Literal["float32", "bfloat16"] = "float32"
     cells: int = 2
     ranks: int = 1
@@ -217,11 +218,8 @@ class SwitchJob:
             max_new_tokens=shape.new_tokens,
             kv_tokens=shape.kv_tokens,
             max_batch=max(8, shape.calls),
+            sglang=shape.sglang,
         )
-        if shape.python is not None:
-            rollout = msgspec.structs.replace(
-                rollout, sglang=msgspec.structs.replace(rollout.sglang, python=shape.python)
-            )
         return CellSetup(
             model_folder=shape.model,
             shm_folder=self.shm,

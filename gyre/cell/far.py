@@ -50,7 +50,8 @@ class Far:
 
     async def _bring(self, snapshot: Snapshot) -> Snapshot:
         name = f"{snapshot.region.name}-{self.me.name}-l{snapshot.lease}"
-        region = await self._lending.fetch(snapshot.region, self._core, name, snapshot.checksum)
+        assert snapshot.checksum is not None
+        region = await self._lending.refresh(snapshot.region, self._core, name, snapshot.checksum)
         return msgspec.structs.replace(snapshot, region=region)
 
     async def free(self, snapshot: Snapshot) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gyre.actors import Ask, Node, Ref
-from gyre.rdma.base import Extent, RegionError, RegionHandle
+from gyre.rdma.base import Extent, Region, RegionError, RegionHandle
+from gyre.rdma.held import HeldRegions
 from gyre.rdma.loop_thread import LoopThread
 from gyre.rdma.memory import Registered
 from gyre.rdma.page_sums import PageSum
-from gyre.rdma.shm import Attached, SharedMemory, SharedRegion
+from gyre.rdma.shm import Attached, SharedMemory
 from gyre.rdma.tcp import TcpBackend
 
 # How often what was lent is looked at: it holds the memory of a region that was freed.
@@ -20,6 +22,8 @@ SWEEP_S = 1.0
 FETCH_TIMEOUT_S = 1800.0
 # Read at once, and looked at while the next is read: whole pages, and enough for all connections.
 PART_BYTES = 128 * 2**20
+
+Allocate = Callable[[str, int], Region]
 
 
 class Borrow(Ask[RegionHandle], frozen=True, kw_only=True):
@@ -42,6 +46,7 @@ class Lending:
         self._spare = f"spare-{name}"
         transport = node.transport
         where = transport.where if transport.scheme in ("tcp", "ucx") else "127.0.0.1"
+        self._held = HeldRegions(shared)
         self._thread = LoopThread(f"lend-{name}")
         self._desk = _Desk(shared, where, node.token)
 
@@ -50,17 +55,26 @@ class Lending:
         return await self._thread.run(self._desk.lend(region))
 
     async def reserve(self, nbytes: int) -> RegionHandle:
-        """Memory for the first copy of that size, found now. Raises RegionError."""
-        (await self._allocate(f"{self._spare}-new", nbytes)).close()
-        return self.shared.rename(_handle(f"{self._spare}-new", nbytes), self._spare)
+        """Memory for what `refresh` brings, found and mapped now. Raises RegionError."""
+        name = f"{self._spare}-new"
+        (await self._allocate(name, nbytes, self._held.allocate)).close()
+        return self.shared.rename(_handle(name, nbytes), self._spare)
 
-    async def fetch(
-        self, region: RegionHandle, holder: Ref, name: str, checksum: int | None = None
+    async def fetch(self, region: RegionHandle, holder: Ref, name: str) -> RegionHandle:
+        """A copy here, as `name`, of a region of `holder`'s machine. Raises RegionError, and what asks raise;
+        then nothing is left of the copy."""
+        return await self._bring(region, holder, name, self.shared.allocate, None)
+
+    async def refresh(self, region: RegionHandle, holder: Ref, name: str, checksum: int) -> RegionHandle:
+        """As `fetch`, for what comes again and again: its memory stays mapped from one to the next. Raises
+        Corrupt where the copy has not that `page_sum`."""
+        return await self._bring(region, holder, name, self._held.allocate, checksum)
+
+    async def _bring(
+        self, region: RegionHandle, holder: Ref, name: str, make: Allocate, checksum: int | None
     ) -> RegionHandle:
-        """A copy here, as `name`, of a region of `holder`'s machine. Raises Corrupt where it has not that
-        `page_sum`, RegionError, and what asks raise; then nothing is left of the copy."""
         there = await holder.ask(Borrow(region=region))
-        copy = await self._allocate(name, region.nbytes)
+        copy = await self._allocate(name, region.nbytes, make)
         try:
             found = await self._thread.run(self._desk.read(copy.buffer, there, checksum is not None))
             if found != checksum:
@@ -74,18 +88,18 @@ class Lending:
             copy.close()
         return copy.handle
 
-    async def _allocate(self, name: str, nbytes: int) -> SharedRegion:
+    async def _allocate(self, name: str, nbytes: int, make: Allocate) -> Region:
         """In a thread: it takes the kernel a second for some GB."""
         with contextlib.suppress(RegionError):
             self.shared.rename(_handle(self._spare, nbytes), name)
-        making = asyncio.get_running_loop().run_in_executor(None, self.shared.allocate, name, nbytes)
+        making = asyncio.get_running_loop().run_in_executor(None, make, name, nbytes)
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
             making.add_done_callback(self._forget)
             raise
 
-    def _forget(self, made: asyncio.Future[SharedRegion]) -> None:
+    def _forget(self, made: asyncio.Future[Region]) -> None:
         if made.exception() is None:
             self.free(made.result().handle)
 
@@ -99,6 +113,7 @@ class Lending:
         self.shared.free(_handle(self._spare, 0))
         await self._thread.run(self._desk.close())
         await self._thread.close()
+        self._held.close()
 
 
 class _Lent(NamedTuple):

@@ -54,7 +54,9 @@ class LoopThread:
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            import uvloop  # slow to import, and few processes come here
+
+            self._loop = uvloop.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
             self._thread.start()
         return self._loop

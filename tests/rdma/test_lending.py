@@ -180,17 +180,18 @@ async def test_what_was_freed_is_taken_back(two: Two, there: SharedMemory, here:
 async def test_a_copy_that_is_not_what_its_checksum_says_is_an_error(two: Two, there: SharedMemory) -> None:
     content = os.urandom(2**20 + 5)
     region, right = written(there, content), page_sum(memoryview(content))
-    copy = await two.lending.fetch(region, two.holder, "copy", right)
+    copy = await two.lending.refresh(region, two.holder, "copy", right)
     two.lending.free(copy)
     with pytest.raises(Corrupt, match=f"region copy: has checksum {right:#x}, not {right + 1:#x}, of w1"):
-        await two.lending.fetch(region, two.holder, "copy", right + 1)
+        await two.lending.refresh(region, two.holder, "copy", right + 1)
     assert [path.name for path in two.lending.shared.folder.iterdir()] == ["spare-near"]
 
 
 async def test_memory_that_is_reserved_is_that_of_the_first_copy(two: Two, there: SharedMemory) -> None:
     spare = await two.lending.reserve(4)
     inode = (two.lending.shared.folder / spare.name).stat().st_ino
-    copy = await two.fetch(written(there, b"abcd"))
+    right = page_sum(memoryview(b"abcd"))
+    copy = await two.lending.refresh(written(there, b"abcd"), two.holder, "copy", right)
     assert (two.lending.shared.folder / copy.name).stat().st_ino == inode
 
 
