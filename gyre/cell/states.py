@@ -14,22 +14,26 @@ log = structlog.get_logger()
 
 class StateTimes:
     """Seconds by state. A state that is entered again goes on counting; one that fails counts too. `tell`
-    hears of each when it is over."""
+    hears of each when it is over, and why it failed."""
 
-    def __init__(self, tell: Callable[[str, float], None] | None = None) -> None:
+    def __init__(self, tell: Callable[[str, float, str | None], None] | None = None) -> None:
         self._seconds: dict[str, float] = {}
         self._tell = tell
 
     @contextmanager
     def measure(self, state: str) -> Iterator[None]:
         began = time.monotonic()
+        cause: str | None = None
         try:
             yield
+        except BaseException as error:
+            cause = str(error) or type(error).__name__
+            raise
         finally:
             took_s = time.monotonic() - began
             self._seconds[state] = self._seconds.get(state, 0.0) + took_s
             if self._tell is not None:
-                self._tell(state, took_s)
+                self._tell(state, took_s, cause)
 
     @property
     def by_state_s(self) -> dict[str, float]:

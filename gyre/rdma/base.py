@@ -158,7 +158,8 @@ class Backend(Protocol):
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         """Fills `local` from `remote`; returns when the bytes are there. After an error those of the extents
-        are undefined. Raises RegionError, TransferError."""
+        are undefined; no more arrive, but with `mooncake` and `nixl`, which cannot be stopped, until `close`
+        of `local` returns. Raises RegionError, TransferError."""
 
     async def write(
         self,

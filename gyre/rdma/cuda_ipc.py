@@ -15,7 +15,7 @@ from gyre.rdma.exchange import Transfer
 from gyre.rdma.frames import BadFrame, Begin
 from gyre.rdma.lane import Lane
 from gyre.rdma.memory import Memory, Registered
-from gyre.rdma.pinning import Pinning, outlived
+from gyre.rdma.pinning import Pinning
 from gyre.rdma.shm import SharedMemory
 
 T = TypeVar("T")
@@ -132,8 +132,15 @@ class CudaIpcBackend(Pinning):
         there = transfer.granted(_Grant)
         if len(there.handle) != 64 or there.offset < 0:
             raise BadFrame("not a grant: no handle of CUDA's")
-        work = asyncio.get_running_loop().create_task(self._reach_and_copy(transfer, there))
-        await outlived(lane, transfer.local, work)
+        unwanted = asyncio.Event()
+        work = asyncio.get_running_loop().create_task(self._reach_and_copy(transfer, there, unwanted))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # The step under way takes some milliseconds; after it nothing more arrives.
+            unwanted.set()
+            await asyncio.wait({work})
+            raise
 
     def _of_this_process(self, handle: bytes) -> int | None:
         """Where an allocation of this process begins: CUDA opens those of others only."""
@@ -142,10 +149,10 @@ class CudaIpcBackend(Pinning):
                 return self._regions[name].pointer - shared.offset
         return None
 
-    async def _reach_and_copy(self, transfer: Transfer, there: _Grant) -> None:
-        """To its end: an allocation that is reached must be let go of."""
+    async def _reach_and_copy(self, transfer: Transfer, there: _Grant, unwanted: asyncio.Event) -> None:
+        """Not to be cancelled: an allocation that is reached must be let go of."""
         if (own := self._of_this_process(there.handle)) is not None:
-            await self._copy_in_steps(transfer, own + there.offset)
+            await self._copy_in_steps(transfer, own + there.offset, unwanted)
             return
         reached = self._reached.setdefault(there.handle, _Reached())
         reached.users += 1
@@ -153,7 +160,7 @@ class CudaIpcBackend(Pinning):
             if reached.pointer is None:
                 reached.pointer = self._in_thread(self._driver.reach, there.handle)
             remote = await asyncio.shield(reached.pointer) + there.offset
-            await self._copy_in_steps(transfer, remote)
+            await self._copy_in_steps(transfer, remote, unwanted)
         finally:
             reached.users -= 1
             if not reached.users:
@@ -161,7 +168,9 @@ class CudaIpcBackend(Pinning):
                 if reached.pointer is not None and reached.pointer.exception() is None:
                     await self._in_thread(self._driver.let_go, reached.pointer.result())
 
-    async def _copy_in_steps(self, transfer: Transfer, remote: int) -> None:
+    async def _copy_in_steps(self, transfer: Transfer, remote: int, unwanted: asyncio.Event) -> None:
         op, pointer = transfer.op, transfer.local.pointer
         for step in steps(transfer.extents, STEP_BYTES, STEP_PIECES):
+            if unwanted.is_set():
+                return
             await self._in_thread(self._driver.copy, op, pointer, remote, step)

@@ -169,9 +169,10 @@ class DrivenEngine:
         if self.version is None:
             raise EngineAsleep("the engine is asleep: its KV is gone")
         moves, pin = self._moves_(), f"pin-{uuid4().hex}"
+        life = moves.life
         try:
             pinned = await self._on_lane(partial(self._rollout.pin, pin, session, call))
-            proof = await moves.prove(pin, pinned.blocks)
+            proof = await moves.prove(pin, pinned.blocks, life)
         except BaseException:
             # Also where nobody waits for it any more.
             self._submit(partial(self._rollout.unpin, pin))
@@ -195,10 +196,11 @@ class DrivenEngine:
         if (lease := self._leases.pop(pin, None)) is None:
             return False
         lease.cancel()
-        held = self._moves is not None and await self._moves.disprove(pin)
-        if not self._closed:
-            await self._on_lane(partial(self._rollout.unpin, pin))
-        return held
+        try:
+            return self._moves is not None and await self._moves.disprove(pin)
+        finally:
+            if not self._closed:
+                await self._surely_on_lane(partial(self._rollout.unpin, pin))
 
     async def import_kv(self, manifest: KvManifest) -> int:
         if self.version is None:
@@ -223,12 +225,8 @@ class DrivenEngine:
             await self._on_lane(partial(self._rollout.reserve, reservation))
             check = await moves.fetch(reservation, partial(self._rollout.prepare, reservation))
             return await self._on_lane(partial(self._rollout.seal, reservation, check))
-        except Exception:
-            await self._on_lane(partial(self._rollout.refuse, reservation))
-            raise
-        except asyncio.CancelledError:
-            # Before whatever comes next there.
-            self._submit(partial(self._rollout.refuse, reservation))
+        except BaseException:
+            await self._surely_on_lane(partial(self._rollout.refuse, reservation))
             raise
 
     def _moves_(self) -> KvMoves:
@@ -310,6 +308,10 @@ class DrivenEngine:
     async def _on_lane(self, work: Callable[[], R]) -> R:
         """Runs it there and answers, or raises, as it did."""
         return await asyncio.wrap_future(self._lane.run(partial(self._job, work)))
+
+    async def _surely_on_lane(self, work: Callable[[], None]) -> None:
+        """Also where nobody waits for it any more: it is there, before whatever comes next."""
+        await asyncio.shield(asyncio.wrap_future(self._lane.run(partial(self._job, work))))
 
     def _submit(self, work: Callable[[], None]) -> None:
         """Runs it on the lane; if it fails, every live call is told."""

@@ -78,13 +78,25 @@ class KvMoves:
 
     # --- giving -----------------------------------------------------------------------------------
 
-    async def prove(self, pin: str, blocks: Sequence[int]) -> RegionHandle:
-        """What can be read as long as the pin, of these blocks, is held. Raises RegionError."""
-        self._opened()
-        if self._turns is not None:
-            self._turns.relay.give(pin, blocks)
-        proof = self._proofs[pin] = await self._backend.allocate(f"{self._home.name}-{pin}", _PROOF_BYTES)
-        return proof.handle
+    @property
+    def life(self) -> object:
+        """Another one after each `close`. Raises KvUnavailable where nothing is registered."""
+        return self._opened()
+
+    async def prove(self, pin: str, blocks: Sequence[int], life: object) -> RegionHandle:
+        """What can be read as long as the pin, of these blocks in that `life`, is held. Raises RegionError,
+        KvUnavailable where it is over."""
+        try:
+            if self._turns is not None:
+                self._turns.relay.give(pin, blocks)
+            proof = await self._backend.allocate(f"{self._home.name}-{pin}", _PROOF_BYTES)
+            self._proofs[pin] = proof
+            if self._pools is not life:
+                raise KvUnavailable("the engine fell asleep meanwhile")
+            return proof.handle
+        except BaseException:
+            await self.disprove(pin)
+            raise
 
     async def disprove(self, pin: str) -> bool:
         """False where there was nothing to be read any more."""

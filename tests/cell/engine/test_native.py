@@ -187,6 +187,57 @@ async def test_an_export_that_nobody_waits_for_pins_nothing(native: Any, shm: Pa
     thread.shutdown()
 
 
+async def test_a_release_that_nobody_waits_for_unpins_all_the_same(native: Any) -> None:
+    thread = ThreadPoolExecutor(1)
+    engine = await native.awake(device_thread=thread)
+    await generate(engine, new_tokens=30)
+    manifest = await engine.export_kv("s")
+    go = threading.Event()
+    thread.submit(go.wait, 30.0)
+    release = asyncio.create_task(engine.release_kv(manifest.pin))
+    await given_up(release, go)
+    await engine.abort("nobody")
+    assert engine.metrics().kv_blocks_pinned == 0
+    await engine.close()
+    thread.shutdown()
+
+
+async def test_a_refused_import_that_nobody_waits_for_leaves_nothing_reserved(native: Any) -> None:
+    thread = ThreadPoolExecutor(1)
+    first, second = await native.awake(), await native.awake(device_thread=thread)
+    await generate(first, new_tokens=30)
+    manifest = await first.export_kv("s")
+    await first.release_kv(manifest.pin)
+    go = threading.Event()
+    fetch = second._moves.fetch
+
+    async def fetch_and_be_busy(*arguments: Any) -> Any:
+        try:
+            return await fetch(*arguments)
+        finally:
+            thread.submit(go.wait, 30.0)
+
+    second._moves.fetch = fetch_and_be_busy
+    taking = asyncio.create_task(second.import_kv(manifest))
+    await given_up(taking, go)
+    await second.abort("nobody")
+    assert second.metrics().kv_imports_refused == 1
+    assert second.metrics().kv_blocks_used == 0
+    await second.close()
+    thread.shutdown()
+
+
+async def given_up(task: asyncio.Task[Any], go: threading.Event) -> None:
+    """Cancelled when it waits for a busy thread."""
+    await asyncio.sleep(0.2)
+    assert not task.done()
+    task.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_an_engine_without_a_home_for_kv_hands_nothing_over(native: Any) -> None:
     first, second = await native.awake(), await native.awake(kv_home=None)
     await generate(first, new_tokens=30)
