@@ -14,7 +14,7 @@ from gyre.actors import ActorError, Ask, Ref
 from gyre.cell.checkpoints import CheckpointFolder
 from gyre.cell.messages import Manifest, Snapshot, SnapshotKind, StepCommitted, StepComplete
 from gyre.cell.publishing import LEASE_S, RunTask, Snapshots
-from gyre.cell.training import accept
+from gyre.cell.training import accept, staged_names
 from gyre.cell.worker_messages import (
     AddOwn,
     AddShard,
@@ -63,6 +63,7 @@ class Core:
         self._adding = asyncio.Lock()
         self._committed_by_cell: dict[int, int] = {}
         self._added: list[Manifest] = []
+        self._staging: set[str] = set()
         self._shared = SharedMemory(setup.shm_folder)
         # Whoever joins from another machine copies them.
         checksums = setup.cluster.listen is not None
@@ -99,6 +100,8 @@ class Core:
     async def stage(self, manifest: Manifest, regions: tuple[RegionHandle, ...]) -> bool:
         """A satellite's: checked on all ranks, journalled, then added. Answers whether it counts; frees the
         regions. Must not be cut short: what the queue has accepted has to be in the sum."""
+        names = {region.name for region in regions}
+        self._staging |= names
         try:
             async with self._adding:
                 if manifest in self._added:  # it came twice
@@ -111,6 +114,11 @@ class Core:
                 return True
         finally:
             self._free(list(regions))
+            self._staging -= names
+
+    def forget(self, cell: int) -> None:
+        """A new life of that cell is here: what the one before has staged and could not tell of is freed."""
+        self._shared.free_all(staged_names(cell), but=self._staging)
 
     async def fetch(
         self, manifest: Manifest, regions: tuple[RegionHandle, ...], holder: Ref, lending: Lending

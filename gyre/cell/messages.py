@@ -170,7 +170,10 @@ class GetSnapshot(Ask[Snapshot], frozen=True, kw_only=True):
 
 
 class GetSnapshotMemory(Ask[tuple[RegionHandle, ...]], frozen=True, kw_only=True):
-    """To the core, from its own host: the memory that all snapshots are in, under its present names."""
+    """To the core, from a new life of `cell` on its own host: the memory that all snapshots are in, under its
+    present names."""
+
+    cell: int
 
 
 class ReleaseSnapshot(Tell, frozen=True, kw_only=True):

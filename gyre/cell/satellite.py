@@ -16,7 +16,7 @@ from gyre.cell.messages import (
     StageContribution,
     StepComplete,
 )
-from gyre.cell.training import ACCEPT_TIMEOUT_S, AskRanks
+from gyre.cell.training import ACCEPT_TIMEOUT_S, AskRanks, staged_name, staged_names
 from gyre.cell.worker_messages import BeginTraining, HoldSnapshots, StagedShard, StageGradients
 from gyre.rdma import Lending
 
@@ -48,9 +48,11 @@ class Satellite:
     async def hold_memory(self, nbytes: int) -> None:
         """Has the ranks map what snapshots of that size will be in, once."""
         if self._far is not None:
+            self._shared.free_all(staged_names(self._cell))
             regions = await self._far.memory(nbytes)
         else:
-            regions = await self._core.ask(GetSnapshotMemory(), timeout_s=LOAD_TIMEOUT_S)
+            get = GetSnapshotMemory(cell=self._cell)
+            regions = await self._core.ask(get, timeout_s=LOAD_TIMEOUT_S)
         await self._ranks(HoldSnapshots(regions=regions))
 
     async def lease(self, kind: SnapshotKind) -> Snapshot:
@@ -70,7 +72,7 @@ class Satellite:
 
     async def contribute(self, manifest: Manifest) -> bool:
         """Stages the gradients of all ranks in regions and has the core add them."""
-        name = f"g{manifest.step}-c{self._cell}-i{self._incarnation}-t{manifest.tokens[0]}"
+        name = staged_name(self._cell, manifest.step, f"i{self._incarnation}-t{manifest.tokens[0]}")
         shards: list[StagedShard] = await self._ranks(StageGradients(name=name))
         manifest = msgspec.structs.replace(manifest, checksums=tuple(s.checksum for s in shards))
         regions = tuple(shard.region for shard in shards)

@@ -33,6 +33,16 @@ ACCEPT_TIMEOUT_S = 24 * 3600.0
 AskRanks = Callable[[Ask[Any]], Awaitable[list[Any]]]
 
 
+def staged_name(cell: int, step: int, which: str) -> str:
+    """Of regions with a satellite's gradients, as far as all ranks share it."""
+    return f"g{step}-c{cell}-{which}"
+
+
+def staged_names(cell: int) -> str:
+    """The pattern of all of a cell's."""
+    return f"g*-c{cell}-*"
+
+
 class Contributor(Protocol):
     """How a cell's contribution reaches the sum: the core adds it to its own, a satellite sends regions."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -145,6 +145,12 @@ class SharedMemory:
 
     def free(self, handle: RegionHandle) -> None:
         self._path(handle.name).unlink(missing_ok=True)
+
+    def free_all(self, pattern: str, but: Collection[str] = ()) -> None:
+        """The regions whose names match, `*` being anything, all but those."""
+        for path in self.folder.glob(pattern):
+            if path.name not in but:
+                path.unlink(missing_ok=True)
 
     def private_path(self) -> str:
         """In the folder, of no region: for a socket."""

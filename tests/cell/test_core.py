@@ -211,6 +211,25 @@ async def test_a_forfeit_contribution_is_not_added(house: House, core: Core) -> 
     assert house.ranks.names == ["CheckShard@0", "CheckShard@1"]
 
 
+async def test_what_a_dead_cell_staged_and_could_not_tell_of_is_freed(house: House, core: Core) -> None:
+    """By its next life, but not what is being added; nor what others have."""
+    before = house.regions()
+    house.write("g0-c1-i1-t7-r0")
+    house.write("g0-c11-i1-t7-r0")
+    accepted: list[set[str]] = []
+
+    def accept(_: object) -> bool:
+        core.forget(1)
+        accepted.append(house.regions() - before)
+        return True
+
+    house.queue._accepts = accept
+    told = tuple(house.write(f"g0-c1-i1-t8-r{rank}") for rank in range(2))
+    assert await core.stage(manifest(1), told)
+    assert accepted == [{"g0-c11-i1-t7-r0", "g0-c1-i1-t8-r0", "g0-c1-i1-t8-r1"}]
+    assert house.regions() - before == {"g0-c11-i1-t7-r0"}
+
+
 @pytest.mark.parametrize("counts", [True, False])
 async def test_regions_of_a_contribution_are_freed_either_way(house: House, core: Core, counts: bool) -> None:
     house.queue._accepts = lambda _: counts
