@@ -228,11 +228,12 @@ async def test_a_refused_import_that_nobody_waits_for_leaves_nothing_reserved(na
 
 
 async def given_up(task: asyncio.Task[Any], go: threading.Event) -> None:
-    """Cancelled when it waits for a busy thread."""
+    """Cancelled while it waits for a busy thread."""
     await asyncio.sleep(0.2)
     assert not task.done()
     task.cancel()
-    await asyncio.sleep(0)
+    # Until all that is under it has heard.
+    await asyncio.sleep(0.05)
     go.set()
     with pytest.raises(asyncio.CancelledError):
         await task
