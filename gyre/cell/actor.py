@@ -36,6 +36,7 @@ from gyre.cell.messages import (
     UpdateWeights,
 )
 from gyre.cell.publishing import LEASE_S
+from gyre.cell.pulling import PULL_TIMEOUT_S, pull
 from gyre.cell.ranks import rank_process, sum_metrics
 from gyre.cell.role_change import RoleChange
 from gyre.cell.satellite import LOAD_TIMEOUT_S, Satellite
@@ -72,7 +73,7 @@ class CellActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Path | None = None
     slot: int = 0
     far: bool = False
-    pull_timeout_s: float = 60.0
+    pull_timeout_s: float = PULL_TIMEOUT_S
     lease_s: float = LEASE_S
 
 
@@ -361,11 +362,7 @@ class CellActor(Actor):
         return await self._ranks[rank].ask(message, timeout_s=CHANGE_TIMEOUT_S)
 
     async def _pull_in_time(self, kind: SnapshotKind) -> Snapshot:
-        try:
-            async with asyncio.timeout(self._config.pull_timeout_s):
-                return await self._part.lease(kind)
-        except TimeoutError:
-            raise TimeoutError(f"the core gave no weights within {self._config.pull_timeout_s:g} s") from None
+        return await pull(self._part, kind, self._config.pull_timeout_s)
 
     def _run_task(self, work: Coroutine[Any, Any, int], *, name: str) -> asyncio.Task[int]:
         return self.context.run(work, name=name)

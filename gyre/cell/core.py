@@ -14,11 +14,12 @@ from gyre.actors import ActorError, Ask, Ref
 from gyre.cell.checkpoints import CheckpointFolder
 from gyre.cell.messages import Manifest, Snapshot, SnapshotKind, StepCommitted, StepComplete
 from gyre.cell.publishing import LEASE_S, RunTask, Snapshots
+from gyre.cell.pulling import load_training
+from gyre.cell.ranks import AskRanks
 from gyre.cell.training import accept, staged_names
 from gyre.cell.worker_messages import (
     AddOwn,
     AddShard,
-    BeginTraining,
     CellSetup,
     CheckShard,
     CommitStep,
@@ -33,10 +34,6 @@ from gyre.rdma import Lending, RegionError, RegionHandle, SharedMemory
 log = structlog.get_logger()
 
 CHECKPOINT_READER = -1
-
-
-class AskRanks(Protocol):
-    def __call__(self, message: Ask[Any]) -> Awaitable[list[Any]]: ...
 
 
 class AskRank(Protocol):
@@ -168,10 +165,7 @@ class Core:
 
     async def pull(self, version: int) -> int:
         """The core trains what it has updated itself; after a return it pulls like any cell."""
-        snapshot = await self.lease("training")
-        await self._ranks(BeginTraining(version=snapshot.version, region=snapshot.region))
-        await self.release(snapshot)
-        return snapshot.version
+        return await load_training(self, self._ranks)
 
     # --- weights ----------------------------------------------------------------------------------
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import structlog
 
-from gyre.actors import Ref
+from gyre.actors import Ref, RemoteError
 from gyre.cell.messages import GetSnapshot, ReleaseSnapshot, Snapshot
-from gyre.rdma import Corrupt, Lending, RegionHandle
+from gyre.cell.pulling import of_region
+from gyre.rdma import Corrupt, Lending, RegionError, RegionHandle, SharedMemory
 
 log = structlog.get_logger()
 
@@ -26,30 +29,40 @@ class Far:
         self.corrupt = 0
 
     async def memory(self, nbytes: int) -> tuple[RegionHandle, ...]:
-        """That of the copies, of that size."""
+        """That of the copies, of that size. Frees what an earlier life has left of them."""
+        own = SharedMemory(self._lending.shared.folder, self.me.name)
+        await asyncio.to_thread(own.sweep_own)
         return (await self._lending.reserve(nbytes),)
 
     async def pull(self, get: GetSnapshot) -> Snapshot:
-        """The snapshot, whole, in a region of this machine. One that is not what its checksum says is pulled
-        again; raises Corrupt where it never is, RegionError, and what asks raise. Then nothing is leased."""
+        """The snapshot, whole, in a region of this machine. One that is not what its checksum says, or that
+        goes meanwhile, is pulled again; raises Corrupt or RegionError where it never comes, and what asks
+        raise. Then nothing is leased."""
         get = msgspec.structs.replace(get, copied=True)
         for attempt in range(1, TRIES + 1):
-            snapshot = await self._core.ask(get, timeout_s=LEASE_TIMEOUT_S)
             try:
-                return await self._bring(snapshot)
-            except Corrupt as error:
-                self.corrupt += 1
-                log.warning("snapshot_corrupt", cell=get.cell, version=snapshot.version, reason=str(error))
-                await self._release(snapshot)
-                if attempt == TRIES:
+                return await self._pull(get)
+            except (RegionError, RemoteError) as error:
+                if attempt == TRIES or not of_region(error):
                     raise
-            except BaseException:
-                await self._release(snapshot)
-                raise
         raise AssertionError("it was returned or raised")
 
+    async def _pull(self, get: GetSnapshot) -> Snapshot:
+        snapshot = await self._core.ask(get, timeout_s=LEASE_TIMEOUT_S)
+        try:
+            return await self._bring(snapshot)
+        except BaseException as error:
+            await self._release(snapshot)
+            if isinstance(error, Exception):
+                corrupt = isinstance(error, Corrupt)
+                self.corrupt += corrupt
+                event = "snapshot_corrupt" if corrupt else "snapshot_lost"
+                log.warning(event, cell=get.cell, version=snapshot.version, reason=str(error))
+            raise
+
     async def _bring(self, snapshot: Snapshot) -> Snapshot:
-        name = f"{snapshot.region.name}-{self.me.name}-l{snapshot.lease}"
+        # Of what it belongs to first: the next life frees it by that.
+        name = f"{self.me.name}-{snapshot.region.name}-l{snapshot.lease}"
         assert snapshot.checksum is not None
         region = await self._lending.refresh(snapshot.region, self._core, name, snapshot.checksum)
         return msgspec.structs.replace(snapshot, region=region)

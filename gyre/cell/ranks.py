@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from gyre.actors import ProcessSpec
+from gyre.actors import Ask, ProcessSpec
 from gyre.cell.engine.base import EngineMetrics
 from gyre.cell.worker_messages import WorkerConfig
+
+# Of all of them, at once.
+AskRanks = Callable[[Ask[Any]], Awaitable[list[Any]]]
 
 
 def rank_process(config: WorkerConfig) -> ProcessSpec:

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gyre.actors import Ask, RemoteError
+from gyre.actors import RemoteError
 from gyre.cell.messages import CellRole, RoleChanged, RoleOutcome, RoleState, Snapshot, SnapshotKind
+from gyre.cell.ranks import AskRanks
 from gyre.cell.states import StateTimes
 from gyre.cell.worker_messages import (
     BeginTraining,
@@ -33,7 +34,6 @@ from gyre.cell.worker_messages import (
     WakeEngine,
 )
 
-AskRanks = Callable[[Ask[Any]], Awaitable[list[Any]]]
 GroupAddress = Callable[[], Awaitable[BuildGroup]]
 Pull = Callable[[SnapshotKind], Awaitable[Snapshot]]
 Release = Callable[[Snapshot], Awaitable[None]]
@@ -44,7 +44,7 @@ TURN_BACK = frozenset(TO_TRAIN[1:])
 LEAVE_TRAINING = ("finish_micro_step", "hand_over_contribution")
 WAKE = ("drop_group", "pull_published_weights", "wake_engines")
 TO_ROLLOUT = (*LEAVE_TRAINING, "end_training", *WAKE)
-TRIED_TWICE = frozenset({"build_engine", "pull_published_weights", "wake_engines"})
+TRIED_TWICE = frozenset({"build_engine", "pull_published_weights", "wake_engines", "update_engines"})
 
 
 class Training(Protocol):
@@ -151,8 +151,9 @@ class RoleChange:
         return self._ended("train", "turned_back", cause)
 
     async def update(self) -> RoleChanged:
-        """No change of role: engines that are awake take the published weights."""
-        await self._certainly(("pull_published_weights", "update_engines"))
+        """No change of role: engines that are awake take the published weights. If that fails some may have
+        none by now: all sleep, and wake with them."""
+        await self._wake(("pull_published_weights", "update_engines"), turning=False)
         return self._ended("rollout", "done")
 
     async def build_engine(self) -> None:

@@ -16,8 +16,10 @@ from gyre.cell.messages import (
     StageContribution,
     StepComplete,
 )
-from gyre.cell.training import ACCEPT_TIMEOUT_S, AskRanks, staged_name, staged_names
-from gyre.cell.worker_messages import BeginTraining, HoldSnapshots, StagedShard, StageGradients
+from gyre.cell.pulling import load_training
+from gyre.cell.ranks import AskRanks
+from gyre.cell.training import ACCEPT_TIMEOUT_S, staged_name, staged_names
+from gyre.cell.worker_messages import HoldSnapshots, StagedShard, StageGradients
 from gyre.rdma import Lending
 
 LOAD_TIMEOUT_S = 1800.0
@@ -89,7 +91,4 @@ class Satellite:
         raise RuntimeError(f"cell {self._cell} is no core: the queue told it to commit step {complete.step}")
 
     async def pull(self, version: int) -> int:
-        snapshot = await self.lease("training")
-        await self._ranks(BeginTraining(version=snapshot.version, region=snapshot.region))
-        await self.release(snapshot)
-        return snapshot.version
+        return await load_training(self, self._ranks)

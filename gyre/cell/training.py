@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
-from gyre.actors import Ask, Ref
+from gyre.actors import Ref
 from gyre.cell.messages import (
     Accept,
     Claim,
@@ -22,6 +21,7 @@ from gyre.cell.messages import (
     StepComplete,
     StopClaiming,
 )
+from gyre.cell.ranks import AskRanks
 from gyre.cell.worker_messages import DropGradients, TrainMicroStep
 from gyre.loss import MicroStepStats
 
@@ -29,8 +29,6 @@ log = structlog.get_logger()
 
 # The journal waits for room on a full disk; contributions and claims wait with it.
 ACCEPT_TIMEOUT_S = 24 * 3600.0
-
-AskRanks = Callable[[Ask[Any]], Awaitable[list[Any]]]
 
 
 def staged_name(cell: int, step: int, which: str) -> str:

@@ -18,6 +18,7 @@ class ReaderConfig(msgspec.Struct, frozen=True, kw_only=True):
     core: Ref
     shm: Path
     here: Path
+    nbytes: int
 
 
 class Map(Ask[bytes], frozen=True, kw_only=True):
@@ -44,6 +45,7 @@ class Reader(Actor):
     async def started(self) -> None:
         self._lending = Lending(SharedMemory(self._config.here), self.context.node, self.context.name)
         self._far = Far(self._lending, self._config.core, self.context.ref)
+        await self._far.memory(self._config.nbytes)
 
     async def stopping(self) -> None:
         await self._lending.close()

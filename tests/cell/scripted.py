@@ -110,6 +110,12 @@ class ScriptedQueue(Actor):
             pass
         return passed.cause
 
+    def answer(self, claim: Answer) -> None:
+        """The one that waits."""
+        assert self._waiting is not None
+        self.drained.clear()
+        self._waiting.set_result(claim)
+
     @handles(RoleState)
     async def role_state(self, message: RoleState) -> None:
         self._states.put_nowait(message)

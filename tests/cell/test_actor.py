@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from gyre.actors import Actor, ActorDied, Ask, ChildSpec, Down, ExitReason, Node, Ref, RemoteError, handles
+from gyre.actors.errors import error_name
 from gyre.cell.actor import CellActor, CellActorConfig
 from gyre.cell.engine.base import EngineMetrics
 from gyre.cell.messages import (
@@ -24,6 +25,7 @@ from gyre.cell.messages import (
     Publish,
     ReleaseSnapshot,
     StageContribution,
+    Stale,
     TurnBack,
     UpdateWeights,
 )
@@ -46,7 +48,7 @@ from gyre.cell.worker_messages import (
     WriteSnapshot,
 )
 from gyre.loss import MicroStepStats
-from gyre.rdma import RegionHandle, SharedMemory
+from gyre.rdma import RegionError, RegionHandle, SharedMemory
 from tests.cell.parts import cell_setup
 from tests.cell.scripted import Ranks, ScriptedQueue, lease
 from tests.cell.witness import Witness
@@ -170,6 +172,11 @@ class House:
         manifest = msgspec.structs.replace(MANIFEST, tokens=(token,))
         return StageContribution(manifest=manifest, regions=(self.write("g-r0"), self.write("g-r1")))
 
+    def leases(self) -> dict[int, Any]:
+        core = self.node.lookup("cell-0").target.actor._core  # type: ignore[union-attr]
+        leases: dict[int, Any] = core.snapshots._shelf._leases
+        return leases
+
     def regions(self) -> set[str]:
         """In use."""
         return {path.name for path in self.shm.iterdir() if not path.name.startswith("spare")}
@@ -220,9 +227,7 @@ async def test_a_snapshot_is_released_when_it_is_loaded(house: House) -> None:
         await house.cells[1].ask(change)
     # Answered after the releases before it.
     await house.cells[0].ask(GetStatus())
-    core = house.node.lookup("cell-0")
-    assert core is not None
-    assert core.target.actor._core.snapshots._shelf._leases == {}  # type: ignore[attr-defined]
+    assert house.leases() == {}
 
 
 @pytest.mark.parametrize("failing", [SleepEngine, WakeEngine])
@@ -262,6 +267,36 @@ async def test_a_core_that_gives_no_weights_in_time_sends_the_cell_back(house: H
     assert (changed.role, changed.outcome) == ("rollout", "failed")
     assert house.ranks[1].names[-1] == "WakeEngine"
     assert not house.deaths[1].done()
+
+
+async def test_a_cell_that_trains_and_whose_lease_was_ended_pulls_again(house: House) -> None:
+    cell, ranks = house.cells[1], house.ranks[1]
+    await cell.ask(EnterTrain())
+    await house.queue.drained.wait()
+    losses = [RemoteError(error_name(RegionError), "region w0: was taken back while it was in use", "")]
+
+    def load(message: BeginTraining) -> None:
+        if losses:
+            raise losses.pop()
+
+    ranks.answers[BeginTraining] = load
+    house.queue.answer(Stale(version=0))
+    await house.queue.drained.wait()
+    assert ranks.names.count("BeginTraining") == 3
+    assert not house.deaths[1].done()
+    await house.cells[0].ask(GetStatus())  # after the releases before it
+    assert house.leases() == {}
+
+
+async def test_one_that_cannot_load_what_it_pulls_ends_and_leases_nothing(house: House) -> None:
+    await house.cells[1].ask(EnterTrain())
+    await house.queue.drained.wait()
+    house.ranks[1].fail[BeginTraining] = RegionError("w0", "was taken back while it was in use")
+    house.queue.answer(Stale(version=0))
+    assert "w0: was taken back" in str(await house.deaths[1])
+    assert house.ranks[1].names.count("BeginTraining") == 3
+    await house.cells[0].ask(GetStatus())
+    assert house.leases() == {}
 
 
 async def test_an_opposite_order_turns_a_change_back_and_not_the_next(house: House) -> None:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from gyre.actors import ActorDied, ChildSpec, Node, Ref, RemoteError
 from gyre.cell.actor import CellActorConfig
-from gyre.cell.messages import EnterRollout, EnterTrain, GetStatus, Retire, StageContribution
+from gyre.cell.messages import EnterRollout, EnterTrain, GetStatus, Retire, StageContribution, Stale
 from gyre.cell.worker_messages import AddShard, BeginTraining, StagedShard, StageGradients, WakeEngine
 from gyre.rdma import RegionHandle, SharedMemory
 from tests.cell.scripted import Ranks, lease
@@ -55,22 +55,20 @@ class FarHouse(House):
     def content_is(self, content: bytes) -> None:
         (self.shm / "w0").write_bytes(content)
 
-    async def spoil(self) -> None:
-        """What was written is not what is read."""
+    async def sum(self) -> None:
         core = self.cell(0)._core
         assert core is not None
         await core.snapshots._sum(RegionHandle(backend="shm", name="w0", nbytes=4))
+
+    async def spoil(self) -> None:
+        """What was written is not what is read."""
+        await self.sum()
         self.content_is(b"c0re")
 
     def cell(self, number: int) -> Cell:
         actor = self.cells[number].target.actor  # type: ignore[attr-defined]
         assert isinstance(actor, Cell)
         return actor
-
-    def leases(self) -> dict[int, Any]:
-        core = self.cell(0)._core
-        assert core is not None
-        return core.snapshots._shelf._leases
 
     def far_regions(self) -> set[str]:
         return {path.name for path in self.far.iterdir()}
@@ -115,7 +113,7 @@ async def test_weights_are_brought_to_its_machine_and_freed_when_they_are_loaded
     assert house.loaded == [b"core"] * 4
     # Both ranks had it from one copy.
     loads = [asked for asked in house.ranks[1].asked if isinstance(asked, BeginTraining | WakeEngine)]
-    assert [load.region.name for load in loads] == ["w0-far-l1", "w0-far-l2"]
+    assert [load.region.name for load in loads] == ["far-w0-l1", "far-w0-l2"]
     assert house.far_regions() == {"spare-far"}
     await house.cells[0].ask(GetStatus())  # after the releases before it
     assert house.regions() == {"w0"}
@@ -134,6 +132,34 @@ async def test_a_corrupt_copy_is_pulled_again_and_never_loaded(house: FarHouse) 
     assert house.loaded == [b"core"] * 2
     assert house.cell(1).summary()["corrupt_snapshots"] == 1
     await house.cells[0].ask(GetStatus())  # after the releases before it
+    assert house.leases() == {}
+
+
+async def test_one_that_goes_before_it_was_copied_is_pulled_again(house: FarHouse) -> None:
+    await house.sum()
+    away = (house.shm / "w0").rename(house.shm / "spare-w0")
+
+    def heal(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if event["event"] == "snapshot_lost":
+            away.rename(house.shm / "w0")
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[heal])
+    assert (await house.cells[1].ask(EnterTrain())).outcome == "done"
+    assert house.loaded == [b"core"] * 2
+    assert house.cell(1).summary()["corrupt_snapshots"] == 0
+    await house.cells[0].ask(GetStatus())  # after the releases before it
+    assert house.leases() == {}
+
+
+async def test_a_copy_that_cannot_be_loaded_is_freed(house: FarHouse) -> None:
+    await house.cells[1].ask(EnterTrain())
+    await house.queue.drained.wait()
+    house.ranks[1].fail[BeginTraining] = RuntimeError("out of memory")
+    house.queue.answer(Stale(version=0))
+    assert "out of memory" in str(await house.deaths[1])
+    assert house.far_regions() == set()
+    await house.cells[0].ask(GetStatus())
     assert house.leases() == {}
 
 

@@ -150,7 +150,6 @@ async def test_an_update_changes_no_role() -> None:
         ("to_train", SleepEngine, "sleep_engines"),
         ("to_rollout", EndTraining, "end_training"),
         ("to_rollout", DropGroup, "drop_group"),
-        ("update", UpdateEngine, "update_engines"),
     ],
 )
 async def test_a_state_that_cannot_be_undone_is_the_last(direction: str, failing: type, state: str) -> None:
@@ -205,6 +204,19 @@ async def test_engines_that_were_not_woken_are_woken_once_more() -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         await made.change.to_rollout()
     assert made.ranks.asked.count(SleepEngine()) == 1
+    assert made.leased == set()
+
+
+async def test_engines_that_could_not_be_updated_sleep_and_wake_with_the_weights() -> None:
+    made = Change()
+    made.ranks.fail[UpdateEngine] = NO_MEMORY
+    changed = await made.change.update()
+    update = ["pull published", UpdateEngine(version=PUBLISHED, region=region("w3")), "release"]
+    assert made.done == [*update, SleepEngine(), *WAKE]
+    assert (changed.role, changed.version, changed.outcome) == ("rollout", PUBLISHED, "done")
+    made.ranks.fail[WakeEngine] = NO_MEMORY
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await made.change.update()
     assert made.leased == set()
 
 

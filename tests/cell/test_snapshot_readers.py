@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -28,15 +29,18 @@ NBYTES = 64 * 2**20
 
 
 class CoreCell(Cell):
-    """Says when a snapshot is about to be copied."""
+    """Says when a snapshot is about to be copied; that takes as long as the gate is shut."""
 
     def __init__(self, config: CellActorConfig, ranks: Ranks) -> None:
         super().__init__(config, ranks)
         self.lent = asyncio.Event()
+        self.gate = threading.Event()
+        self.gate.set()
 
     @handles(Borrow, concurrent=True)
     async def lend(self, message: Borrow) -> RegionHandle:
         lent = await super().lend(message)
+        self._lending._thread._started().call_soon_threadsafe(self.gate.wait, 30.0)
         self.lent.set()
         return lent
 
@@ -69,8 +73,12 @@ class House:
 
     async def reader(self) -> Ref:
         self._readers += 1
-        config = ReaderConfig(cell=self._readers, core=self._ref, shm=self._shm, here=self._here)
-        name = f"reader-{self._readers}"
+        return await self.life(self._readers)
+
+    async def life(self, number: int) -> Ref:
+        """The next one of that reader."""
+        config = ReaderConfig(cell=number, core=self._ref, shm=self._shm, here=self._here, nbytes=NBYTES)
+        name = f"reader-{number}"
         spec = ProcessSpec(name=name, actor="tests.cell.reader:Reader", config=config, restart="temporary")
         return await self._node.spawn(spec)
 
@@ -123,12 +131,21 @@ async def test_a_reader_that_is_killed_in_the_midst_of_a_copy_leaves_nothing(hou
     pid = await reader.ask(GetPid())
     before = left(house._shm)
     house.core.lent.clear()
+    house.core.gate.clear()
     copying = asyncio.create_task(reader.ask(Copy(kind="training")))
     await house.core.lent.wait()
+    async with asyncio.timeout(10.0):
+        # Until that is what is copied to.
+        while (house._here / "spare-reader-2").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
+    house.core.gate.set()
     with pytest.raises(ActorDied):
         await copying
     await settled(house._shm, before, 10.0)
+    await house._node.stop(reader)  # it is dead, and its name free
+    await house.life(2)
+    assert {path.name for path in house._here.iterdir()} == {"spare-reader-1", "spare-reader-2"}
     for version in range(1, 5):
         assert await house.commit() == version
         house.publish()
