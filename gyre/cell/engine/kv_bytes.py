@@ -42,9 +42,10 @@ def layout_of(data: torch.Tensor, model: str, version: int, heads: int) -> KvLay
 def finite_sums(data: torch.Tensor, blocks: Sequence[int]) -> bytes | None:
     """`sums`, or None where a number in these blocks is not finite."""
     words, numbers, parts = [], [], []
+    # On a CPU what was added up as words is in the cache when it is as numbers.
+    most = max(CACHED_BYTES // data[0].nbytes, 1) if data.device.type == "cpu" else len(data)
     for first, last in _runs(blocks):
-        # What was added up as words is in the cache when it is as numbers.
-        for part in torch.split(data[first:last], max(CACHED_BYTES // data[0].nbytes, 1)):
+        for part in torch.split(data[first:last], most):
             words.append(_words(part).sum(1, dtype=torch.int64))
             numbers.append(part.sum(dtype=_sum_dtype(data)))
             parts.append(part)

@@ -141,7 +141,7 @@ class KvMoves:
         if not reservation.own:
             return partial(_settled, looks)
         if self._turns is not None and manifest.slot_blocks:
-            await self._turns.fetch(pools, reservation)
+            await self._turns.fetch(pools, reservation, meanwhile)
             return await self._proved(manifest, looks)
         if self._turns is not None or manifest.slot_blocks:
             raise KvUnavailable("one of the two engines has a stage for its KV and the other has none")
@@ -150,7 +150,7 @@ class KvMoves:
                 if part.heads == pool.heads:
                     looks += await self._straight(rank, pool, part, reservation, meanwhile)
                 elif overlap(part.heads, pool.heads):
-                    await self._by_staging(rank, part, reservation)
+                    await self._by_staging(rank, part, reservation, meanwhile)
         return await self._proved(manifest, looks)
 
     async def _proved(self, manifest: KvManifest, looks: Sequence[Future[None]]) -> Check:
@@ -185,7 +185,9 @@ class KvMoves:
             raise errors.exceptions[0] from None
         return [read.result() for read in reads]
 
-    async def _by_staging(self, rank: int, part: KvPart, reservation: Reservation) -> None:
+    async def _by_staging(
+        self, rank: int, part: KvPart, reservation: Reservation, meanwhile: Callable[[int], None]
+    ) -> None:
         """Where this rank has other heads than the part."""
         nbytes = block_bytes(part, reservation.manifest.layout)
         blocks = min(len(reservation.own), max(STEP_BYTES // nbytes, 1))
@@ -196,6 +198,7 @@ class KvMoves:
                 await self._backend.read(staging, part.region, extents)
                 source = staging.buffer[: len(step.own) * nbytes]
                 await self._on_lane(partial(self._write, rank, part, step, source))
+                self._run(partial(meanwhile, len(step.own)))
 
     def _look(self, rank: int, part: KvPart, step: Step) -> None:
         compare(self._store.sums(rank, step.own), step, part)

@@ -37,10 +37,11 @@ class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
 
 
 class Filled(msgspec.Struct, frozen=True, array_like=True, tag="filled"):
-    """They are in this slot of each part."""
+    """They are in this slot of each part, until `Taken` is told."""
 
     ticket: int
     slot: int
+    pin: str
 
 
 class Declined(msgspec.Struct, frozen=True, array_like=True, tag="declined"):
@@ -49,7 +50,7 @@ class Declined(msgspec.Struct, frozen=True, array_like=True, tag="declined"):
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """The slot of that ticket was read."""
+    """The slot of that ticket was read, or is not wanted any more."""
 
     ticket: int
     pin: str
@@ -106,7 +107,9 @@ class KvRelay:
             yield await wanted
         finally:
             del self._wanted[ticket]
-            self._begin(self._taken(peer, Taken(ticket, manifest.pin)))
+            # A slot that comes later is given back as it comes.
+            if wanted.done() and not wanted.cancelled() and wanted.exception() is None:
+                self._begin(self._taken(peer, Taken(ticket, manifest.pin)))
 
     async def close(self) -> None:
         """All pins have ended: who waits for something hears that."""
@@ -133,28 +136,29 @@ class KvRelay:
             case Want():
                 self._begin(self._answer(note.peer, told))
             case Taken(ticket=ticket, pin=pin):
-                given = self._given.get(pin)
-                slot = given.slots.pop((note.peer, ticket), None) if given is not None else None
-                if slot is not None:
-                    self._give_back(slot)
-            case Filled(ticket=ticket, slot=slot):
+                self._take_back(note.peer, ticket, pin)
+            case Filled(ticket=ticket, slot=slot, pin=pin):
                 wanted = self._wanted.get(ticket)
                 if wanted is not None and not wanted.done():
                     wanted.set_result(slot)
+                else:
+                    self._begin(self._taken(note.peer, Taken(ticket, pin)))
             case Declined(ticket=ticket, why=why):
                 wanted = self._wanted.get(ticket)
                 if wanted is not None and not wanted.done():
                     wanted.set_exception(KvUnavailable(f"it is not given: {why}"))
 
     async def _answer(self, peer: str, want: Want) -> None:
-        """Who wants may be gone: then its slot is free when the pin ends."""
         answer: Filled | Declined
         try:
-            answer = Filled(want.ticket, await self._filled(peer, want))
+            answer = Filled(want.ticket, await self._filled(peer, want), want.pin)
         except Exception as error:
             answer = Declined(want.ticket, str(error))
-        with suppress(RegionError):
+        try:
             await self._tell(peer, answer)
+        except RegionError:
+            # Who wanted it is gone.
+            self._take_back(peer, want.ticket, want.pin)
 
     async def _filled(self, peer: str, want: Want) -> int:
         blocks = unpack_ids(want.blocks)
@@ -181,6 +185,13 @@ class KvRelay:
     def _check_pinned(self, pin: str, given: _Given) -> None:
         if self._given.get(pin) is not given:
             raise KvUnavailable("it is not pinned any more")
+
+    def _take_back(self, peer: str, ticket: int, pin: str) -> None:
+        """Nothing where that ticket has no slot."""
+        given = self._given.get(pin)
+        slot = given.slots.pop((peer, ticket), None) if given is not None else None
+        if slot is not None:
+            self._give_back(slot)
 
     def _give_back(self, slot: int) -> None:
         self._free.append(slot)

@@ -41,9 +41,11 @@ class KvTurns:
             self._free_in.put_nowait(slot)
         self._held = HeldRegions(home.shared, store.page_lock)
 
-    async def fetch(self, pools: Sequence[Pool], reservation: Reservation) -> None:
-        """Each slot is filled there while the one before is written here. Raises KvUnavailable,
-        RegionError."""
+    async def fetch(
+        self, pools: Sequence[Pool], reservation: Reservation, meanwhile: Callable[[int], None]
+    ) -> None:
+        """Each slot is filled there while the one before is written here, and `meanwhile` done of as many
+        blocks. Raises KvUnavailable, RegionError."""
         manifest = reservation.manifest
         widest = max(block_bytes(part, manifest.layout) for part in manifest.parts)
         most = min(manifest.slot_blocks, _slot_bytes(pools) // widest, MOST_BLOCKS)
@@ -55,7 +57,7 @@ class KvTurns:
             try:
                 async with asyncio.TaskGroup() as group:
                     for step in steps_of(reservation, most):
-                        group.create_task(self._take(step, pools, manifest, held, turns))
+                        group.create_task(self._take(step, pools, manifest, held, turns, meanwhile))
             except* (RegionError, KvUnavailable) as errors:
                 raise errors.exceptions[0] from None
 
@@ -74,6 +76,7 @@ class KvTurns:
         manifest: KvManifest,
         held: Mapping[str, memoryview | None],
         turns: asyncio.Semaphore,
+        meanwhile: Callable[[int], None],
     ) -> None:
         async with turns, self.relay.turn(manifest, step.theirs) as slot:
             for part in manifest.parts:
@@ -82,7 +85,8 @@ class KvTurns:
                 async with self._found(pools, part, where, held[part.region.name]) as source:
                     for rank, pool in enumerate(pools):
                         if overlap(part.heads, pool.heads):
-                            await self._on_lane(partial(self._write, rank, part, step, source))
+                            await self._wholly(partial(self._write, rank, part, step, source))
+        self._run(partial(meanwhile, len(step.own)))
 
     @asynccontextmanager
     async def _found(
@@ -112,6 +116,15 @@ class KvTurns:
         if part.region.peer:
             return None
         return files.enter_context(await self._on_lane(partial(self._held.open, part.region))).buffer
+
+    async def _wholly(self, job: Callable[[], None]) -> None:
+        """Cancelled, it returns when the job is over: what it reads is somebody's slot."""
+        done = asyncio.wrap_future(self._run(job))
+        try:
+            await asyncio.shield(done)
+        except asyncio.CancelledError:
+            await asyncio.wait({done})
+            raise
 
     async def _on_lane(self, job: Callable[[], R]) -> R:
         return await asyncio.wrap_future(self._run(job))

@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -206,10 +207,32 @@ async def test_who_falls_asleep_meanwhile_leaves_nothing(staged: Staged, who: st
         await slots_are_free(first)
 
 
+async def test_a_slot_that_is_filled_for_nobody_is_free_again(staged: Staged) -> None:
+    thread = ThreadPoolExecutor(1)
+    first, second = await staged.awake(device_thread=thread), await staged.awake()
+    await generate(first, prompt(200), ONE)
+    manifest = await first.export_kv("s")
+    go = threading.Event()
+    thread.submit(go.wait, 30.0)
+    taking = asyncio.create_task(second.import_kv(manifest))
+    async with asyncio.timeout(10.0):
+        while relay(first)._free:  # noqa: ASYNC110 - until both wait for the thread
+            await asyncio.sleep(0.001)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        go.set()
+        await slots_are_free(first)
+        assert await second.import_kv(manifest) == 200
+    assert await first.release_kv(manifest.pin)
+    await first.close()
+    thread.shutdown()
+
+
 _TOLD = st.one_of(
     st.builds(Want, st.integers(0, 3), st.sampled_from(["pin", "gone"]), st.binary(max_size=9)),
     st.builds(Want, st.integers(0, 3), st.just("pin"), st.lists(st.integers(0, 4), max_size=4).map(pack_ids)),
-    st.builds(Filled, st.integers(0, 3), st.integers(-1, 9)),
+    st.builds(Filled, st.integers(0, 3), st.integers(-1, 9), st.sampled_from(["pin", "gone"])),
     st.builds(Declined, st.integers(0, 3), st.text(max_size=5)),
     st.builds(Taken, st.integers(0, 3), st.sampled_from(["pin", "gone"])),
 ).map(msgspec.msgpack.encode)
