@@ -280,7 +280,7 @@ class CellActor(Actor):
 
     @handles(GetSnapshotMemory, concurrent=True)
     async def snapshot_memory(self, message: GetSnapshotMemory) -> tuple[RegionHandle, ...]:
-        self._as_core().forget(message.cell)
+        await self._as_core().forget(message.cell)
         return await self._as_core().snapshots.memory()
 
     @handles(ReleaseSnapshot, concurrent=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,12 +110,12 @@ class Core:
                 self._count(manifest)
                 return True
         finally:
-            self._free(list(regions))
+            await self._free(regions)
             self._staging -= names
 
-    def forget(self, cell: int) -> None:
+    async def forget(self, cell: int) -> None:
         """A new life of that cell is here: what the one before has staged and could not tell of is freed."""
-        self._shared.free_all(staged_names(cell), but=self._staging)
+        await asyncio.to_thread(self._shared.free_all, staged_names(cell), but=self._staging)
 
     async def fetch(
         self, manifest: Manifest, regions: tuple[RegionHandle, ...], holder: Ref, lending: Lending
@@ -126,7 +126,7 @@ class Core:
             for region in regions:
                 here.append(await lending.fetch(region, holder, region.name))
         except (ActorError, RegionError) as error:
-            self._free(here)
+            await self._free(here)
             log.warning("contribution_lost", cell=manifest.cell, step=manifest.step, reason=str(error))
             return False
         return await self.stage(manifest, tuple(here))
@@ -199,6 +199,5 @@ class Core:
         done = self._committed_by_cell.get(manifest.cell, 0)
         self._committed_by_cell[manifest.cell] = done + len(manifest.micro_steps)
 
-    def _free(self, regions: list[RegionHandle]) -> None:
-        for region in regions:
-            self._shared.free(region)
+    async def _free(self, regions: Sequence[RegionHandle]) -> None:
+        await asyncio.to_thread(self._shared.free, *regions)

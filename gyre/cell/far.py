@@ -10,7 +10,7 @@ import structlog
 from gyre.actors import Ref, RemoteError
 from gyre.cell.messages import GetSnapshot, ReleaseSnapshot, Snapshot
 from gyre.cell.pulling import of_region
-from gyre.rdma import Corrupt, Lending, RegionError, RegionHandle, SharedMemory
+from gyre.rdma import Corrupt, Lending, RegionError, RegionHandle
 
 log = structlog.get_logger()
 
@@ -30,8 +30,7 @@ class Far:
 
     async def memory(self, nbytes: int) -> tuple[RegionHandle, ...]:
         """That of the copies, of that size. Frees what an earlier life has left of them."""
-        own = SharedMemory(self._lending.shared.folder, self.me.name)
-        await asyncio.to_thread(own.sweep_own)
+        await asyncio.to_thread(self._lending.shared.free_all, f"{self.me.name}-*")
         return (await self._lending.reserve(nbytes),)
 
     async def pull(self, get: GetSnapshot) -> Snapshot:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from gyre.actors import Ref
@@ -50,7 +52,7 @@ class Satellite:
     async def hold_memory(self, nbytes: int) -> None:
         """Has the ranks map what snapshots of that size will be in, once."""
         if self._far is not None:
-            self._shared.free_all(staged_names(self._cell))
+            await asyncio.to_thread(self._shared.free_all, staged_names(self._cell))
             regions = await self._far.memory(nbytes)
         else:
             get = GetSnapshotMemory(cell=self._cell)
@@ -84,8 +86,7 @@ class Satellite:
             return await self._core.ask(stage, timeout_s=ACCEPT_TIMEOUT_S)
         finally:
             if holder is not None:
-                for region in regions:
-                    self._shared.free(region)
+                await asyncio.to_thread(self._shared.free, *regions)
 
     async def commit(self, complete: StepComplete) -> int:
         raise RuntimeError(f"cell {self._cell} is no core: the queue told it to commit step {complete.step}")

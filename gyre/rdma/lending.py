@@ -79,13 +79,14 @@ class Lending:
             found = await self._thread.run(self._desk.read(copy.buffer, there, checksum is not None))
             if found != checksum:
                 raise Corrupt(name, f"has checksum {found:#x}, not {checksum:#x}, of {region.name}")
+            # It takes as long as to free the memory. Where the thread is not quite through it ends with the
+            # last view of it.
+            with contextlib.suppress(BufferError):
+                await asyncio.to_thread(copy.close)
         except BaseException:
             # Not closed: the error still sees the memory, and its end is that of the mapping.
             self.free(copy.handle)
             raise
-        # Else, where the thread is not quite through, it ends with the last view of it.
-        with contextlib.suppress(BufferError):
-            copy.close()
         return copy.handle
 
     async def _allocate(self, name: str, nbytes: int, make: Allocate) -> Region:
@@ -110,10 +111,10 @@ class Lending:
             self.shared.rename(copy, self._spare)
 
     async def close(self) -> None:
-        self.shared.free(_handle(self._spare, 0))
+        await asyncio.to_thread(self.shared.free, _handle(self._spare, 0))
         await self._thread.run(self._desk.close())
         await self._thread.close()
-        self._held.close()
+        await asyncio.to_thread(self._held.close)
 
 
 class _Lent(NamedTuple):

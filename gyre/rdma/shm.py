@@ -143,8 +143,10 @@ class SharedMemory:
         except OSError as error:
             raise RegionError(handle.name, f"cannot be opened: {error}") from error
 
-    def free(self, handle: RegionHandle) -> None:
-        self._path(handle.name).unlink(missing_ok=True)
+    def free(self, *handles: RegionHandle) -> None:
+        """Not on a loop if they are large: it takes the kernel half a second a GB."""
+        for handle in handles:
+            self._path(handle.name).unlink(missing_ok=True)
 
     def free_all(self, pattern: str, but: Collection[str] = ()) -> None:
         """The regions whose names match, `*` being anything, all but those."""

@@ -216,17 +216,14 @@ async def test_what_a_dead_cell_staged_and_could_not_tell_of_is_freed(house: Hou
     before = house.regions()
     house.write("g0-c1-i1-t7-r0")
     house.write("g0-c11-i1-t7-r0")
-    accepted: list[set[str]] = []
-
-    def accept(_: object) -> bool:
-        core.forget(1)
-        accepted.append(house.regions() - before)
-        return True
-
-    house.queue._accepts = accept
+    reached, gate = house.ranks.gate(AddShard)
     told = tuple(house.write(f"g0-c1-i1-t8-r{rank}") for rank in range(2))
-    assert await core.stage(manifest(1), told)
-    assert accepted == [{"g0-c11-i1-t7-r0", "g0-c1-i1-t8-r0", "g0-c1-i1-t8-r1"}]
+    staging = asyncio.create_task(core.stage(manifest(1), told))
+    await reached.wait()
+    await core.forget(1)
+    assert house.regions() - before == {"g0-c11-i1-t7-r0", "g0-c1-i1-t8-r0", "g0-c1-i1-t8-r1"}
+    gate.set()
+    assert await staging
     assert house.regions() - before == {"g0-c11-i1-t7-r0"}
 
 

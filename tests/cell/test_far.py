@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,25 @@ async def test_gradients_are_fetched_by_the_core_and_freed_on_both_machines(hous
     assert house.added == [b"grad", b"grad"]
     assert house.far_regions() == {"spare-far"}
     assert house.regions() == {"w0"}
+
+
+async def test_no_loop_waits_while_memory_is_freed(house: FarHouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: dict[str, int] = {}
+    free = SharedMemory.free
+
+    def watched(shared: SharedMemory, *handles: RegionHandle) -> None:
+        freed.update((f"{shared.folder.name}/{handle.name}", threading.get_ident()) for handle in handles)
+        free(shared, *handles)
+
+    monkeypatch.setattr(SharedMemory, "free", watched)
+    house.queue._script = [lease(1)]
+    await house.cells[1].ask(EnterTrain())
+    await house.queue.drained.wait()
+    await house.cells[1].ask(EnterRollout())
+    names = {asked.region.name for _, asked in house.ranks[0].asked if isinstance(asked, AddShard)}
+    assert len(names) == 2
+    assert {*freed} == {f"{folder.name}/{name}" for name in names for folder in (house.shm, house.far)}
+    assert threading.get_ident() not in freed.values()
 
 
 async def test_one_that_retires_hands_over_first(house: FarHouse) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from gyre.actors import Actor, ActorDied, ChildSpec, Node, Ref, RemoteError, handles
 from gyre.rdma import Borrow, Corrupt, Lending, PeerLost, RegionHandle, SharedMemory, page_sum
+from gyre.rdma.shm import SharedRegion
 from tests.rdma.conftest import settled
 from tests.rdma.holder import left
 
@@ -95,6 +96,23 @@ async def test_a_copy_has_the_same_bytes(
     assert (copy.name, copy.nbytes) == ("copy", nbytes)
     with here.open(copy) as opened:
         assert bytes(opened.buffer) == content
+
+
+async def test_no_loop_waits_for_the_end_of_a_mapping(
+    two: Two, there: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = written(there, bytes(100))
+    closed: list[int] = []
+    close = SharedRegion.close
+
+    def watched(copy: SharedRegion) -> None:
+        closed.append(threading.get_ident())
+        close(copy)
+
+    monkeypatch.setattr(SharedRegion, "close", watched)
+    await two.fetch(region)
+    assert len(closed) == 1
+    assert closed != [threading.get_ident()]
 
 
 async def test_many_copy_one_region_at_once(two: Two, there: SharedMemory, here: SharedMemory) -> None:
