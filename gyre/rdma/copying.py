@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from gyre.rdma.base import Extent, Op
 
 # Between two looks at whether it is still wanted.
-STEP_BYTES = 16 * 2**20
+STEP_BYTES = 32 * 2**20
 _VECTORS = 512
 _THREADS = 2
 

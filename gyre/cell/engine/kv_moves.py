@@ -22,7 +22,7 @@ Check = Callable[[], None]
 log = structlog.get_logger()
 
 # Looked at while what comes next is read. Between GPUs a turn of the event loop is long.
-STEP_BYTES = 16 * 2**20
+STEP_BYTES = 32 * 2**20
 GPU_STEP_BYTES = 2**30
 # So that the next one is there when one is read.
 _ABREAST = 3
