@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -52,6 +52,8 @@ from gyre.cell.worker_messages import (
     WorkerConfig,
 )
 from gyre.rdma import Borrow, Lending, RegionHandle, SharedMemory
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -364,7 +366,7 @@ class CellActor(Actor):
     async def _pull_in_time(self, kind: SnapshotKind) -> Snapshot:
         return await pull(self._part, kind, self._config.pull_timeout_s)
 
-    def _run_task(self, work: Coroutine[Any, Any, int], *, name: str) -> asyncio.Task[int]:
+    def _run_task(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         return self.context.run(work, name=name)
 
     @cached_property

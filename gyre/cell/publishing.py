@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -14,6 +14,8 @@ from gyre.cell.messages import Snapshot, SnapshotKind
 from gyre.cell.snapshots import MOST, SnapshotShelf
 from gyre.rdma import HeldRegions, RegionError, RegionHandle, SharedMemory, page_sum
 
+T = TypeVar("T")
+
 log = structlog.get_logger()
 
 # How long a commit waits for those who read a version that is neither trained under nor published.
@@ -21,7 +23,7 @@ LEASE_S = 30.0
 
 
 class RunTask(Protocol):
-    def __call__(self, work: Coroutine[Any, Any, int], *, name: str) -> asyncio.Task[int]: ...
+    def __call__(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]: ...
 
 
 class Snapshots:
@@ -41,7 +43,7 @@ class Snapshots:
         self._shelf = SnapshotShelf()
         self._spares: list[RegionHandle] = []
         self._freed = asyncio.Event()
-        self._sums: dict[str, asyncio.Task[int]] = {}
+        self._sums: dict[str, asyncio.Task[int | RegionError]] = {}
         self._ready = asyncio.Event()
 
     @property
@@ -98,14 +100,20 @@ class Snapshots:
         self, cell: int, kind: SnapshotKind, reader: Ref | None = None, *, copied: bool = False
     ) -> Snapshot:
         """Waits until there is a first version, and with `copied` for the checksum. Who leases for a `reader`
-        says when that is dead."""
+        says when that is dead. Raises RegionError where there is no checksum; then nothing is leased."""
         await self._ready.wait()
         snapshot, freed = self._shelf.lease(cell, kind, reader)
         self._recycle(freed)
         if not copied:
             return snapshot
-        checksum = await asyncio.shield(self._sum(snapshot.region))
-        return msgspec.structs.replace(snapshot, checksum=checksum)
+        try:
+            found = await asyncio.shield(self._sum(snapshot.region))
+            if isinstance(found, RegionError):
+                raise found
+        except BaseException:
+            self.release(snapshot.lease)
+            raise
+        return msgspec.structs.replace(snapshot, checksum=found)
 
     def release(self, lease: int) -> None:
         self._recycle(self._shelf.release(lease))
@@ -138,15 +146,21 @@ class Snapshots:
             self._spares.append(self._shared.rename(region, f"spare-{region.name}"))
             self._freed.set()
 
-    def _sum(self, region: RegionHandle) -> asyncio.Task[int]:
+    def _sum(self, region: RegionHandle) -> asyncio.Task[int | RegionError]:
         if region.name not in self._sums:
-            summing = asyncio.to_thread(self._sum_now, region)
+            summing = self._sum_or_error(region)
             self._sums[region.name] = self._run(summing, name=f"checksum of {region.name}")
         return self._sums[region.name]
 
-    def _sum_now(self, region: RegionHandle) -> int:
+    async def _sum_or_error(self, region: RegionHandle) -> int | RegionError:
+        """An error, be it that nobody needs that version any more, is for those who wait for this sum alone:
+        who asks next has it summed again."""
         try:
-            with self._held.open(region) as source:
-                return page_sum(source.buffer)
-        except RegionError:
-            return 0  # nobody needs that version any more
+            return await asyncio.to_thread(self._sum_now, region)
+        except RegionError as error:
+            self._sums.pop(region.name, None)
+            return error
+
+    def _sum_now(self, region: RegionHandle) -> int:
+        with self._held.open(region) as source:
+            return page_sum(source.buffer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -31,6 +31,8 @@ from gyre.loss import MicroStepStats
 from gyre.rdma import RegionHandle, SharedMemory
 from tests.cell.parts import cell_setup
 from tests.cell.scripted import Ranks, ScriptedQueue, fill_checkpoint
+
+T = TypeVar("T")
 
 STATS = MicroStepStats(micro_steps=3, trajectories=5)
 
@@ -59,7 +61,7 @@ class House:
         with self.shared.allocate(name, 4) as region:
             return region.handle
 
-    def run(self, work: Coroutine[Any, Any, int], *, name: str) -> asyncio.Task[int]:
+    def run(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         return asyncio.create_task(work, name=name)
 
     def regions(self) -> set[str]:

@@ -4,22 +4,26 @@ killed: test_snapshot_readers.py."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from structlog.testing import capture_logs
 
 from gyre.actors import Actor, ChildSpec, Node, Ref
+from gyre.cell import publishing
 from gyre.cell.publishing import Snapshots
 from gyre.cell.snapshots import MOST
 from gyre.rdma import HeldRegions, RegionError, RegionHandle, SharedMemory, page_sum
 
+T = TypeVar("T")
+
 NBYTES = 2 * 4096
 
 
-def run(work: Coroutine[Any, Any, int], *, name: str) -> asyncio.Task[int]:
+def run(work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
     return asyncio.create_task(work, name=name)
 
 
@@ -160,16 +164,51 @@ async def test_who_copies_gets_the_checksum_of_the_version(shm: Path, checksums:
     made.held.close()
 
 
-async def test_a_version_that_goes_while_it_is_summed_is_no_fault(shm: Path) -> None:
+async def test_a_version_that_goes_while_it_is_summed_is_no_fault(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summing, gone = threading.Event(), threading.Event()
+
+    def slow_sum(buffer: memoryview) -> int:
+        summing.set()
+        assert gone.wait(10.0)
+        return page_sum(buffer)
+
+    monkeypatch.setattr(publishing, "page_sum", slow_sum)
     made = House(SharedMemory(shm), checksums=True)
     await made.start()
-    for _ in range(20):
-        await made.commit(publish=True)
-    snapshot = await made.snapshots.lease(1, "published", copied=True)
-    assert snapshot.checksum == page_sum(memoryview(bytes([20]) * NBYTES))
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    await asyncio.gather(*tasks)
+    late = asyncio.create_task(made.snapshots.lease(1, "published", copied=True))
+    assert await asyncio.to_thread(summing.wait, 10.0)
+    first = asyncio.all_tasks() - {asyncio.current_task(), late}
+    await made.snapshots.lease(1, "published")  # in place of the one that waits
+    await made.commit(publish=True)
+    await made.snapshots.lease(1, "published")
+    assert made.live() == {"w1"}
+    gone.set()
+    assert [str(error) for error in await asyncio.gather(*first)] == [
+        "region w0: was taken back while it was in use"
+    ]
+    with pytest.raises(RegionError, match="w0: was taken back"):
+        await late
+    snapshot = await made.snapshots.lease(2, "published", copied=True)
+    assert snapshot.checksum == page_sum(memoryview(bytes([1]) * NBYTES))
     made.held.close()
+
+
+async def test_a_version_that_cannot_be_summed_is_an_error_of_who_asks_and_summed_for_the_next(
+    house: House,
+) -> None:
+    region = house.shared.folder / "w0"
+    away = region.rename(house.shared.folder / "away")
+    region.symlink_to(away)  # which is not followed
+    with pytest.raises(RegionError, match="w0: cannot be opened"):
+        await house.snapshots.lease(1, "published", copied=True)
+    away.rename(region)
+    snapshot = await house.snapshots.lease(2, "published", copied=True)
+    assert snapshot.checksum == page_sum(memoryview(bytes(NBYTES)))
+    house.snapshots.release(snapshot.lease)
+    await house.commit(publish=True)
+    assert house.live() == {"w1"}  # cell 1 has none
 
 
 async def test_no_room_for_three_is_said_at_the_start(shm: Path) -> None:
