@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from benchmarks.process import quiet
-from benchmarks.weights.models import layout_of, tensors
+from benchmarks.weights.models import LARGE, layout_of, tensors
 from benchmarks.weights.raw import Broadcast, RawCopy, store
 from gyre.actors import Actor, ChildSpec, Node, handles, run
 from gyre.cell.messages import GetSnapshot, ReleaseSnapshot, Snapshot
@@ -24,8 +24,6 @@ from gyre.cell.weights import fill
 from gyre.rdma import Borrow, HeldRegions, Lending, Region, RegionHandle, SharedMemory, page_sum
 
 TOKEN = b"no secret: all ends are of this benchmark"
-# Those whose fp32 weights would not fit beside the rest.
-SHARED = ("3B",)
 
 
 class Publisher(Actor):
@@ -36,7 +34,7 @@ class Publisher(Actor):
         self.raw = RawCopy(SharedMemory(folder), "raw-core", self.layout.nbytes, device)
         self._shared = SharedMemory(folder)
         self._held = HeldRegions(self._shared, page_lock(device))
-        alike = size in SHARED and device.type == "cpu"
+        alike = size in LARGE and device.type == "cpu"
         self._masters = tensors(self.layout, torch.float32, device, shared=alike)
         self.publish()
         with self._held.allocate("w0", self.layout.nbytes) as region:

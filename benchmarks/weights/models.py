@@ -53,6 +53,10 @@ SHAPES = {
 }
 
 
+# Of these, on the CPU, layers share their numbers: three copies would not fit beside the snapshots.
+LARGE = ("3B",)
+
+
 def layout_of(size: str) -> Layout:
     return Layout(SHAPES[size].parameters(), DTYPE, 0, 1)
 

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.process import quiet
 from benchmarks.weights.core import TOKEN, say
-from benchmarks.weights.models import DTYPE, layout_of, tensors
+from benchmarks.weights.models import DTYPE, LARGE, layout_of, tensors
 from benchmarks.weights.raw import Broadcast, RawCopy, store
 from gyre.actors import Actor, ChildSpec, Node, Ref, run
 from gyre.cell.far import Far
@@ -37,7 +37,8 @@ class Reader:
         self._near = HeldRegions(SharedMemory(folder), page_lock(device))
         self.here = SharedMemory(here)
         self._far = HeldRegions(self.here, page_lock(device))
-        self._weights = tensors(self._layout, DTYPE, device)
+        alike = size in LARGE and device.type == "cpu"
+        self._weights = tensors(self._layout, DTYPE, device, shared=alike)
         self.nbytes = self._layout.nbytes
         self.core: Ref
         self.far: Far

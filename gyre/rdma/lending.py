@@ -21,7 +21,7 @@ from gyre.rdma.tcp import TcpBackend
 SWEEP_S = 1.0
 FETCH_TIMEOUT_S = 1800.0
 # Read at once, and looked at while the next is read: whole pages, and enough for all connections.
-PART_BYTES = 128 * 2**20
+PART_BYTES = 64 * 2**20
 
 Allocate = Callable[[str, int], Region]
 
