@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from gyre.rdma.base import Extent, Op
@@ -12,6 +13,8 @@ _LAZY_PEER_ACCESS = 1
 _NON_BLOCKING = 1
 _POINTER_DEVICE = 9
 _IN_STREAM = 1
+# For all devices of the process.
+_PORTABLE = 1
 
 
 class CudaError(OSError):
@@ -41,8 +44,8 @@ class Allocation(NamedTuple):
     offset: int
 
 
-class Driver:
-    """One device. All calls but `__init__` belong in one thread, the one that called `enter`."""
+class Library:
+    """The driver, and one device."""
 
     def __init__(self, device: int) -> None:
         """Raises OSError where there is no driver, CudaError where there is no such device."""
@@ -50,15 +53,60 @@ class Driver:
         self._call("cuInit", ctypes.c_uint(0))
         self._device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(device))
+
+    def _retain(self) -> ctypes.c_void_p:
+        """The context that torch uses too. It stays until it is released."""
+        found = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(found), self._device)
+        return found
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function: Callable[..., int] = getattr(self._library, name)
+        status = function(*arguments)
+        if status != 0:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(ctypes.c_int(status), ctypes.byref(text))
+            raise CudaError(f"{name}: {text.value.decode() if text.value else f'status {status}'}")
+
+
+class HostPages(Library):
+    """Pins memory of this process for its GPUs. For any thread, which keeps the device that it has, or none.
+    Not by CUDA's runtime: where a call of that fails, so does the next kernel of the thread."""
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device)
+        # Never released: what is pinned would end with it.
+        self._context = self._retain()
+
+    def lock(self, pointer: int, nbytes: int) -> None:
+        with self._entered():
+            where, flags = ctypes.c_void_p(pointer), ctypes.c_uint(_PORTABLE)
+            self._call("cuMemHostRegister_v2", where, ctypes.c_size_t(nbytes), flags)
+
+    def unlock(self, pointer: int) -> None:
+        with self._entered():
+            self._call("cuMemHostUnregister", ctypes.c_void_p(pointer))
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+class Driver(Library):
+    """One device. All calls but `__init__` belong in one thread, the one that called `enter`."""
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device)
         self._stream = ctypes.c_void_p()
         # Since CUDA 12.8.
         self._batches = hasattr(self._library, "cuMemcpyBatchAsync")
 
     def enter(self) -> None:
-        """The context that torch uses too."""
-        context = ctypes.c_void_p()
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
-        self._call("cuCtxSetCurrent", context)
+        self._call("cuCtxSetCurrent", self._retain())
         self._call("cuStreamCreate", ctypes.byref(self._stream), ctypes.c_uint(_NON_BLOCKING))
 
     def leave(self) -> None:
@@ -133,11 +181,3 @@ class Driver:
         attribute = ctypes.c_int(_POINTER_DEVICE)
         self._call("cuPointerGetAttribute", ctypes.byref(found), attribute, ctypes.c_uint64(pointer))
         return found.value
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        function: Callable[..., int] = getattr(self._library, name)
-        status = function(*arguments)
-        if status != 0:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorString(ctypes.c_int(status), ctypes.byref(text))
-            raise CudaError(f"{name}: {text.value.decode() if text.value else f'status {status}'}")

@@ -58,7 +58,8 @@ class Link:
         self._server: SglangServer | None = None
         self._kv: KvStorage | None = None
         self._memory = DeviceMemory(None)
-        self._thread = Thread()
+        self._device = torch.device("cuda", served.gpu) if served.device == "cuda" else torch.device("cpu")
+        self._thread = Thread(self._device)
         self._saver = False
         self._held = 0
         self._released: list[str] = []
@@ -174,11 +175,10 @@ class Link:
         cuda = self._served.device == "cuda"
         if by == "auto":
             by = "distributed" if not near else "ipc" if cuda else "disk"
-        device = torch.device("cuda", self._served.gpu) if cuda else torch.device("cpu")
         if by == "disk":
             return ByDisk(self.client, self._thread, self._scratch, self._served.model_folder)
         if by == "ipc":
-            return ByIpc(self.client, self._thread, dialect, ranks=self._served.ranks, device=device)
+            return ByIpc(self.client, self._thread, dialect, ranks=self._served.ranks, device=self._device)
         # One GPU cannot be two ranks of an NCCL group.
         nccl = cuda and not near
         return ByGroup(
@@ -188,7 +188,7 @@ class Link:
             host="127.0.0.1" if near else self._address(),
             ranks=self._served.ranks,
             backend="nccl" if nccl else "gloo",
-            device=device if nccl else torch.device("cpu"),
+            device=self._device if nccl else torch.device("cpu"),
         )
 
     def _near(self) -> bool:

@@ -22,6 +22,7 @@ from torch import Tensor
 from gyre.cell.engine.base import EngineFault, Weights
 from gyre.cell.engine.sglang_client import SglangClient
 from gyre.cell.engine.sglang_versions import Dialect
+from gyre.cell.model import use_device
 
 LOAD_TIMEOUT_S = 600.0
 GROUP_TIMEOUT_S = 120.0
@@ -36,10 +37,13 @@ class Load(Protocol):
 
 
 class Thread:
-    """One, for all that blocks: a pool's threads would come and go."""
+    """One, for all that blocks: a pool's threads would come and go. What it does on a GPU is on `device`: on
+    another each rank's process would take memory for a context."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="sglang")
+    def __init__(self, device: torch.device) -> None:
+        self._pool = ThreadPoolExecutor(
+            1, thread_name_prefix="sglang", initializer=partial(use_device, device)
+        )
 
     def run(self, work: Callable[..., R], *arguments: Any) -> asyncio.Future[R]:
         return asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *arguments))

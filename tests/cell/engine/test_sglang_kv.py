@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from gyre.cell.config import SglangConfig
 from gyre.cell.engine.base import EngineFault, Weights
@@ -42,7 +43,7 @@ def storage(tmp_path: Path) -> KvStorage:
 
 @pytest.fixture
 def thread() -> Iterator[Thread]:
-    made = Thread()
+    made = Thread(torch.device("cpu"))
     yield made
     made.close()
 
