@@ -102,7 +102,7 @@ async def test_a_session_goes_on_from_what_came_slot_by_slot(staged: Staged, by:
     assert await move(first, second) == 216
     got = await generate(second, prompt(200))
     assert got.cached_tokens == 192
-    assert (got.token_ids, got.logprobs) == (want.token_ids, pytest.approx(want.logprobs, abs=1e-5))
+    assert (got.token_ids, got.logprobs) == (want.token_ids, pytest.approx(want.logprobs, abs=1e-4))
     await slots_are_free(first, second)
     assert (first.metrics().kv_blocks_used, second.metrics().kv_blocks_used) == (0, 0)
 
