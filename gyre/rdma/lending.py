@@ -19,9 +19,10 @@ from gyre.rdma.tcp import TcpBackend
 
 # How often what was lent is looked at: it holds the memory of a region that was freed.
 SWEEP_S = 1.0
-FETCH_TIMEOUT_S = 1800.0
 # Read at once, and looked at while the next is read: whole pages, and enough for all connections.
 PART_BYTES = 64 * 2**20
+# For one: a holder that stands still keeps nobody for as long as all of a region may take.
+PART_TIMEOUT_S = 60.0
 
 Allocate = Callable[[str, int], Region]
 
@@ -61,8 +62,8 @@ class Lending:
         return self.shared.rename(_handle(name, nbytes), self._spare)
 
     async def fetch(self, region: RegionHandle, holder: Ref, name: str) -> RegionHandle:
-        """A copy here, as `name`, of a region of `holder`'s machine. Raises RegionError, and what asks raise;
-        then nothing is left of the copy."""
+        """A copy here, as `name`, of a region of `holder`'s machine. Raises RegionError, as where a part does
+        not come in time, and what asks raise; then nothing is left of the copy."""
         return await self._bring(region, holder, name, self.shared.allocate, None)
 
     async def refresh(self, region: RegionHandle, holder: Ref, name: str, checksum: int) -> RegionHandle:
@@ -112,8 +113,9 @@ class Lending:
 
     async def close(self) -> None:
         await asyncio.to_thread(self.shared.free, _handle(self._spare, 0))
-        await self._thread.run(self._desk.close())
-        await self._thread.close()
+        if self._thread.started:
+            await self._thread.run(self._desk.close())
+            await self._thread.close()
         await asyncio.to_thread(self._held.close)
 
 
@@ -160,7 +162,7 @@ class _Desk:
             for at in range(0, len(copy), PART_BYTES):
                 part = copy[at : at + PART_BYTES]
                 extent = Extent(at, at, len(part))
-                await self._backend.read(local, there, [extent], timeout_s=FETCH_TIMEOUT_S)
+                await self._backend.read(local, there, [extent], timeout_s=PART_TIMEOUT_S)
                 if looking is not None:
                     await looking
                 if summing:

@@ -18,6 +18,10 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def started(self) -> bool:
+        return self._thread is not None
+
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What it brings. Cancelled, it cancels the work there, and returns when that is over."""
         there = self._started()

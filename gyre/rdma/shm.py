@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,8 +69,8 @@ class Attached:
 
 
 class SharedMemory:
-    """The regions of one job on one host. The job's root calls `sweep` when all else is over. What belongs
-    to one `owner` alone is named `owner`, or `owner-...`."""
+    """The regions of one job on one host, whose folder goes with the job. What belongs to one `owner` alone
+    is named `owner`, or `owner-...`."""
 
     def __init__(self, folder: Path, owner: str = "") -> None:
         self.folder = folder
@@ -166,10 +165,6 @@ class SharedMemory:
             visible = name.removeprefix(".")
             if self._owner and (visible == self._owner or visible.startswith(f"{self._owner}-")):
                 (self.folder / name).unlink(missing_ok=True)
-
-    def sweep(self) -> None:
-        """Removes the folder with all regions left in it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, name: str) -> Path:
         return self.folder / checked_name(name)

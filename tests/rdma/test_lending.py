@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from gyre.actors import Actor, ActorDied, ChildSpec, Node, Ref, RemoteError, handles
-from gyre.rdma import Borrow, Corrupt, Lending, PeerLost, RegionHandle, SharedMemory, page_sum
+from gyre.rdma import (
+    Borrow,
+    Corrupt,
+    Lending,
+    PeerLost,
+    RegionHandle,
+    SharedMemory,
+    TransferTimeout,
+    lending,
+    page_sum,
+)
 from gyre.rdma.shm import SharedRegion
 from tests.rdma.conftest import settled
 from tests.rdma.holder import left
@@ -168,6 +179,35 @@ async def test_a_holder_that_vanishes_after_it_has_lent(two: Two, tmp_path: Path
         await two.lending.fetch(RegionHandle(backend="shm", name="w1", nbytes=100), holder, "copy")
     # The memory waits for the next.
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["spare-near"]
+
+
+async def test_a_holder_that_stands_still_is_waited_for_as_long_as_a_part_may_take(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lending, "PART_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as still:
+        peer = f"127.0.0.1:{still.getsockname()[1]}"
+        lent = RegionHandle(backend="tcp", name="lent-0", nbytes=100, peer=peer, key=b"k")
+        holder = await two.far.spawn(ChildSpec(name="liar", start=lambda: Liar(lent), restart="temporary"))
+        async with asyncio.timeout(20.0):
+            with pytest.raises(TransferTimeout):
+                await two.lending.fetch(RegionHandle(backend="shm", name="w1", nbytes=100), holder, "copy")
+    assert [path.name for path in two.lending.shared.folder.iterdir()] == ["spare-near"]
+
+
+async def test_what_never_lent_starts_no_thread_for_its_end(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def watched(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", watched)
+    await Lending(two.lending.shared, two.far, "unused").close()
+    assert "lend-unused" not in started
 
 
 async def test_memory_of_a_copy_is_used_again(two: Two, there: SharedMemory, here: SharedMemory) -> None:

@@ -178,14 +178,6 @@ def test_a_region_is_renamed(folder: Path, shared: SharedMemory) -> None:
         shared.rename(renamed, "../w3")
 
 
-def test_sweep_leaves_nothing(folder: Path, shared: SharedMemory) -> None:
-    write(shared, "w1", b"abcd")
-    write(shared, "w2", b"abcd")
-    shared.sweep()
-    assert not folder.exists()
-    shared.sweep()
-
-
 _HOLDER = """
 import asyncio, signal, sys, os
 from pathlib import Path
