@@ -13,14 +13,14 @@ from gyre.rdma.base import Extent, Region, RegionError, RegionHandle
 from gyre.rdma.held import HeldRegions
 from gyre.rdma.loop_thread import LoopThread
 from gyre.rdma.memory import Registered
-from gyre.rdma.page_sums import PageSum
+from gyre.rdma.page_sums import checksum_of, sums_of
 from gyre.rdma.shm import Attached, SharedMemory
-from gyre.rdma.tcp import TcpBackend
+from gyre.rdma.tcp import CONNECTIONS, TcpBackend
 
 # How often what was lent is looked at: it holds the memory of a region that was freed.
 SWEEP_S = 1.0
-# Read at once, and looked at while the next is read: whole pages, and enough for all connections.
-PART_BYTES = 64 * 2**20
+# Read at once on one connection: whole pages, and what is still in a cache when it is looked at.
+PART_BYTES = 8 * 2**20
 # For one: a holder that stands still keeps nobody for as long as all of a region may take.
 PART_TIMEOUT_S = 60.0
 
@@ -152,26 +152,31 @@ class _Desk:
         return lent.registration.handle
 
     async def read(self, copy: memoryview, there: RegionHandle, summing: bool) -> int | None:
-        """Fills it; with `summing` the `page_sum` of what came."""
+        """Fills it; with `summing` the `page_sum` of what came. Parts are looked at as soon as they are
+        there, while others come."""
         async with self._lock:
             await self._start()
         local = await self._backend.register(f"fetched-{next(self._numbers)}", copy)
-        found = PageSum()
-        looking: asyncio.Future[None] | None = None
-        try:
-            for at in range(0, len(copy), PART_BYTES):
-                part = copy[at : at + PART_BYTES]
-                extent = Extent(at, at, len(part))
+        parts = {at: copy[at : at + PART_BYTES] for at in range(0, len(copy), PART_BYTES)}
+        left = iter(parts)
+        sums: dict[int, bytes] = {}
+
+        async def bring() -> None:
+            for at in left:
+                extent = Extent(at, at, len(parts[at]))
                 await self._backend.read(local, there, [extent], timeout_s=PART_TIMEOUT_S)
-                if looking is not None:
-                    await looking
                 if summing:
-                    looking = asyncio.get_running_loop().run_in_executor(None, found.update, part)
+                    sums[at] = await asyncio.to_thread(sums_of, parts[at])
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(len(parts), CONNECTIONS)):
+                    group.create_task(bring())
+        except* RegionError as errors:
+            raise errors.exceptions[0] from None
         finally:
-            if looking is not None:
-                await asyncio.wait({looking})
             await local.close()
-        return found.value if summing else None
+        return checksum_of(sums[at] for at in parts) if summing else None
 
     async def close(self) -> None:
         if self._sweeping is not None:
