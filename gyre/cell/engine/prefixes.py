@@ -53,6 +53,10 @@ class Prefixes:
         }
         self.version = version
 
+    def drop(self, session: str) -> None:
+        """It goes on with no KV of older weights."""
+        self._older.pop(session, None)
+
     def admit(self, session: str, version: int) -> None:
         """KV of these weights has come for it."""
         older = self._older.get(session, ())

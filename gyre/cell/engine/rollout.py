@@ -266,6 +266,9 @@ class Rollout(Generic[Outlet]):
             message = f"logits of call {sequence.request.call} are not finite under version {version}"
             log.error("engine_fault", version=version, calls=1, error=message)
             self._end(sequence, EngineFault(message))
+            # Perhaps its KV is what is wrong: no weights that come are to go on with that.
+            self._last_calls.drop(sequence.request.session)
+            self._scheduler.prefixes.drop(sequence.request.session)
             return
         self._generated_tokens += 1
         self._mixed_tokens += sequence.kv_version != version

@@ -24,6 +24,10 @@ class LastCalls:
             _, oldest = self._calls.popitem(last=False)
             self._held_tokens -= len(oldest)
 
+    def drop(self, session: str) -> None:
+        """It is not known any more."""
+        self._held_tokens -= len(self._calls.pop(session, ()))
+
     def tokens(self, session: str) -> Sequence[int]:
         """Empty for a session that is not known any more."""
         return self._calls.get(session, ())

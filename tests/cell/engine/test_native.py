@@ -259,9 +259,12 @@ async def test_asleep_its_pool_is_no_region_any_more(native: Any, shm: Path) -> 
 
 # On a GPU the mode wants bfloat16.
 @pytest.mark.parametrize("batch_invariant", [False, True] if DEVICE.type == "cpu" else [False])
-async def test_a_version_that_is_broken_spoils_no_later_one(native: Any, batch_invariant: bool) -> None:
+@pytest.mark.parametrize("on_publish", ["recompute", "keep"])
+async def test_a_version_that_is_broken_spoils_no_later_one(
+    native: Any, batch_invariant: bool, on_publish: str
+) -> None:
     """Its KV is not finite, and stays in blocks that later calls begin to fill."""
-    engine = await native.awake(kv_tokens=64, batch_invariant=batch_invariant)
+    engine = await native.awake(kv_tokens=64, batch_invariant=batch_invariant, on_publish=on_publish)
     tokens = await generate(engine, new_tokens=40)
     broken = copy.deepcopy(native.reference())
     for projection in (broken.model.layers[0].self_attn.k_proj, broken.model.layers[0].self_attn.v_proj):
@@ -274,6 +277,10 @@ async def test_a_version_that_is_broken_spoils_no_later_one(native: Any, batch_i
         [chunk async for chunk in engine.generate(long)]
     await engine.update(native.weights(0, version=2))
     assert await generate(engine, new_tokens=40) == tokens
+    # Nobody goes on with what it has left.
+    assert {
+        version for chunk in [one async for one in engine.generate(long)] for version in chunk.versions
+    } == {2}
 
 
 async def test_close_ends_the_thread_it_made(native: Any) -> None:

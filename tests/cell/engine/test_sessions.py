@@ -19,6 +19,17 @@ def test_the_latest_sessions_that_fit_are_known(calls: list[tuple[str, list[int]
         assert {name: list(known.tokens(name)) for name in "abcd"} == {n: last.get(n, []) for n in "abcd"}
 
 
+def test_one_can_be_dropped() -> None:
+    known = LastCalls(limit_tokens=4)
+    known.note("a", [1, 2, 3])
+    known.drop("a")
+    known.drop("a")
+    assert not known.tokens("a")
+    known.note("b", [1, 2])
+    known.note("c", [1, 2])
+    assert [*known.sessions()] == ["b", "c"]
+
+
 def test_all_can_be_forgotten() -> None:
     known = LastCalls(limit_tokens=4)
     known.note("a", [1, 2, 3])
