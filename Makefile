@@ -22,7 +22,7 @@ quickstart: $(VENV)/.installed
 test: lint
 	$(BIN)/pytest -q -n 3 --no-loadscope-reorder
 
-# A fault in each state of a role change: twenty minutes on two cores.
+# A fault in each state of a role change: a quarter of an hour on two cores.
 test-faults: $(VENV)/.dev-installed
 	GYRE_TEST_FAULTS=3x1 $(BIN)/pytest -q tests/cell/test_role_change_faults.py
 

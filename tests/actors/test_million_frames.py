@@ -28,7 +28,7 @@ from gyre.actors.wire import STREAM, Demand, Request
 from tests.actors.frames import Nonsense
 from tests.actors.test_links import TOKEN
 
-FRAMES = int(os.environ.get("GYRE_FRAMES", "8000"))
+FRAMES = int(os.environ.get("GYRE_FRAMES", "4000"))
 MOST_A_CONNECTION = 200
 TARGETS = 3
 # A link's own line, or that of a stranger who was refused; and what actors themselves come to.

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from gyre.actors import Actor, ChildSpec, Node, ProcessSpec, Ref, Supervisor, handles
+from gyre.actors import Actor, ChildSpec, Node, ProcessSpec, Ref, Supervisor
 from gyre.cell.actor import CellActorConfig
 from gyre.cell.engine.base import SamplingParams
 from gyre.cell.messages import CellStatus, GetStatus, UpdateWeights
@@ -24,15 +24,15 @@ from gyre.cell.store import StoreActor, StoreConfig
 from gyre.cell.worker_messages import CellSetup
 from gyre.proxy import ProxyConfig
 from gyre.proxy.actor import ProxyActor, ProxyActorConfig
-from gyre.schedule.actor import WaterlevelActor, WaterlevelActorConfig
+from gyre.schedule.actor import WaterlevelActorConfig
 from gyre.schedule.messages import Connect
 from gyre.schedule.policy import PolicyConfig
-from gyre.schedule.state import ClusterState, Order, ToRollout, ToTrain
+from gyre.schedule.state import Order, ToRollout, ToTrain
 from gyre.trajectory.journal import Journal
 from gyre.trajectory.messages import AddGroup
 from gyre.trajectory.queue import QueueConfig
 from gyre.trajectory.queue_actor import MicroStepQueue
-from tests.cell.held import Passed
+from tests.cell.ordered import Decisions, Ordered
 from tests.cell.parts import cell_setup, micro_step, trajectory, write_policy
 from tests.proxy.scripted import KeepingTrajectory, Kept
 
@@ -49,34 +49,6 @@ RETURNING = (*TO_ROLLOUT, "open_route")
 # Synchronous where a state of the proxy begins; what it answers is waited for before one of the cell does.
 Action = Callable[[], Awaitable[None] | None]
 Event = MutableMapping[str, Any]
-
-
-class Decisions:
-    """In the place of the policy."""
-
-    def __init__(self) -> None:
-        self.orders: list[Order] = []
-        self.opposite: ToTrain | ToRollout | None = None
-
-    def decide(self, state: ClusterState, config: PolicyConfig) -> list[Order]:
-        orders, self.orders = self.orders, []
-        return orders
-
-    def turns_back(self, state: ClusterState, config: PolicyConfig) -> ToTrain | ToRollout | None:
-        return self.opposite
-
-
-class Ordered(WaterlevelActor):
-    """Orders what the test does."""
-
-    passed: Callable[[str], Awaitable[None]]
-
-    def look(self) -> None:
-        self._changed.set()
-
-    @handles(Passed, concurrent=True)
-    async def held(self, message: Passed) -> None:
-        await self.passed(message.state.state)
 
 
 class FaultJob:
@@ -257,7 +229,7 @@ class FaultJob:
 
     async def another_event(self) -> None:
         self._more.clear()
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(120.0):
             await self._more.wait()
 
     async def event(self, names: str | tuple[str, ...], first: int = 0, **fields: Any) -> Event:

@@ -6,78 +6,36 @@ GYRE_TEST_FAULTS=3x1 plays all faults, of three cells of one rank; 2x2 those tha
 
 from __future__ import annotations
 
-import os
-import random
-import signal
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import pytest
 import pytest_asyncio
 import structlog
 
 from benchmarks.switch.resources import Resources, look
-from gyre.actors import Node, Ref
-from gyre.cell.engine.base import GenerateRequest, SamplingParams
-from gyre.cell.messages import ExportKv, Generate, ReleaseKv
+from gyre.actors import Node
 from gyre.cell.role_change import WAKE
 from gyre.schedule.state import ToRollout, ToTrain
 from gyre.trajectory.journal import Journal
-from tests.cell.fault_job import (
-    AT_THE_PROXY,
-    DEVICE,
-    LEAVING,
-    RETURNING,
-    Action,
-    Event,
-    FaultJob,
-    http,
-    named,
+from tests.cell.fault_job import AT_THE_PROXY, DEVICE, LEAVING, Event, FaultJob, http, named
+from tests.cell.fault_kinds import (
+    ALL,
+    CELLS,
+    DEADLY,
+    RANKS,
+    Case,
+    all_cases,
+    into_a_full_one,
+    play,
 )
 from tests.cell.fault_streams import Streams
-from tests.cell.severing import sever
 
-ALL = "GYRE_TEST_FAULTS" in os.environ
-CELLS, RANKS = (int(count) for count in os.environ.get("GYRE_TEST_FAULTS", "2x2").split("x"))
 CHANGES = 20
-# New calls go to the last cell first, and those of one that leaves to the last that stays.
-LEAVES, TAKES = CELLS - 1, CELLS - 2
-CORE, CELL = "cell-0", f"cell-{LEAVES}"
-SOURCES = tuple(f"cell-{LEAVES}-rank-{rank}" for rank in range(RANKS))
-DESTINATIONS = tuple(f"cell-{TAKES}-rank-{rank}" for rank in range(RANKS))
-
-# Who has to answer before a state can end; the others are as good as instants.
-WAITS_FOR = {
-    **dict.fromkeys(("pin", "cancel", "migrate", "migrate_idle", "sleep_engines", "build_group"), SOURCES),
-    **dict.fromkeys(("begin_training", "finish_micro_step", "end_training", "drop_group"), SOURCES),
-    **dict.fromkeys(("pull_training_weights", "hand_over_contribution", "pull_published_weights"), (CORE,)),
-    "wake_engines": SOURCES,
-}
-DEADLY = ("rank", "cell", "destination")
-
-
-class Case(NamedTuple):
-    state: str
-    fault: str
-
-
-def all_cases() -> list[Case]:
-    """Those that end a process come last."""
-    cases = [Case(state, fault) for state in (*LEAVING, *RETURNING) for fault in ("rank", "cell", "link")]
-    if TAKES > 0:  # without its core a job ends
-        cases += [Case(state, "destination") for state in (*AT_THE_PROXY, "sleep_engines", "wake_engines")]
-    cases += [Case("migrate", "lane"), Case("migrate_idle", "lane")]
-    cases += [Case("migrate", "corrupt"), Case("migrate", "full"), Case("pull_training_weights", "busy")]
-    # On its last state a change is done.
-    cases += [Case(state, "opposite") for state in (*LEAVING[:-1], *RETURNING[:-2])]
-    return sorted(cases, key=lambda case: case.fault in DEADLY)
-
-
 SOME = (
     Case("pin", "link"),
     Case("migrate", "lane"),
@@ -108,6 +66,11 @@ def module_shm() -> Iterator[Path]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def whole(tmp_path_factory: pytest.TempPathFactory, module_shm: Path) -> AsyncIterator[World]:
+    if DEVICE == "cuda":
+        import torch
+
+        if torch.cuda.device_count() < CELLS * RANKS:
+            pytest.skip("there are fewer GPUs than ranks")
     folder = tmp_path_factory.mktemp("faults")
     async with AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -154,7 +117,7 @@ async def test_two_cells_of_two_ranks_change_role_twenty_times(world: World) -> 
                 "done",
             ]
             moved += named(there, "role_change")[0]["calls_in_flight"]
-            held.append(look(job.shm, cuda=DEVICE == "cuda", here=False))
+            held.append(look(job.shm, cuda=False, here=False))
     assert streams.wrong == []
     assert named(job.events, "call_failed") == []
     assert moved >= CHANGES // 2
@@ -185,104 +148,6 @@ async def test_every_call_is_answered(world: World, case: Case) -> None:
     if ALL or case.fault not in DEADLY:
         await job.all_roll_out()
         await check_nothing_is_left(job)
-
-
-# --- faults ---------------------------------------------------------------------------------------
-
-
-async def play(job: FaultJob, streams: Streams, case: Case) -> list[Event]:
-    """The change, with the fault in that state of it."""
-    await streams.reach(LEAVES)
-    if case.state in LEAVING:
-        return await faulty(job, case, ToTrain, ToRollout)
-    await job.change(ToTrain, LEAVES)
-    if case.fault in DEADLY and case.state in ("finish_micro_step", "hand_over_contribution"):
-        # Before there is anything to do.
-        for name in WAITS_FOR[case.state]:
-            os.kill(job.pid(name), signal.SIGSTOP)
-    await job.add_work()
-    return await faulty(job, case, ToRollout, ToTrain)
-
-
-async def faulty(job: FaultJob, case: Case, to: Any, opposite: Any) -> list[Event]:
-    state = case.state
-    waits_for = WAITS_FOR.get(state, ())
-    begins: dict[str, Action] = {
-        "rank": lambda: job.kill(SOURCES[-1], waits_for),
-        "cell": lambda: job.kill(CELL, waits_for),
-        "destination": lambda: job.kill(DESTINATIONS[-1], DESTINATIONS if waits_for == SOURCES else ()),
-        "link": lambda: job.in_the_midst((), lambda: cut_link(job, state)),
-        "lane": lambda: job.in_the_midst(SOURCES, lambda: cut_lane(job)),
-        "corrupt": lambda: corrupt(job),
-        "busy": lambda: os.kill(job.pid(CORE), signal.SIGSTOP),
-    }
-    over: dict[str, Action] = {
-        "corrupt": lambda: corrupt(job),
-        "opposite": lambda: job.turn_back(opposite, LEAVES),
-        "busy": lambda: os.kill(job.pid(CORE), signal.SIGCONT),
-    }
-    return await job.change(to, LEAVES, state=state, begins=begins.get(case.fault), over=over.get(case.fault))
-
-
-def cut_link(job: FaultJob, state: str) -> None:
-    """Over which the root reaches the cell; while calls are handed over that to its engines."""
-    root = address(job.node.endpoint)
-    if state in AT_THE_PROXY:
-        cut = sum(sever(os.getpid(), address(engine.endpoint)) for engine in job.engines(LEAVES))
-        cut += sum(sever(job.pid(name), root) for name in SOURCES)
-    else:
-        cut = sever(job.pid(CELL), root)
-    assert cut > 0
-
-
-def cut_lane(job: FaultJob) -> None:
-    """Over which one engine asks the other whether it still holds what was read."""
-    assert sum(sever(job.pid(name), str(job.shm)) for name in DESTINATIONS) > 0
-
-
-def corrupt(job: FaultJob) -> None:
-    """Bits of each block, which are what they were when this is done again."""
-    for pool in job.shm.glob(f"kv-{LEAVES}-*"):
-        np.memmap(pool, np.uint8, "r+")[::256] ^= 1
-
-
-async def into_a_full_one(job: FaultJob, streams: Streams) -> list[Event]:
-    """The one call that there is goes to the last cell; when that leaves, to one whose KV is all pinned."""
-    pins: list[tuple[Ref, str]] = []
-    for engine in job.engines(TAKES):
-        blocks = (await job.status(TAKES)).engine.kv_blocks_total // RANKS
-        for number in range(blocks):
-            session = f"full-{number}"
-            await fill(engine, session, number)
-            pins.append((engine, (await engine.ask(ExportKv(session=session, lease_s=30.0))).pin))
-    metrics = (await job.status(TAKES)).engine
-    assert metrics.kv_blocks_used == metrics.kv_blocks_total
-
-    async def let_go() -> None:
-        for engine, pin in pins:
-            assert await engine.ask(ReleaseKv(pin=pin))
-
-    before = (await job.status(LEAVES)).engine.generated_tokens
-    async with streams.one():
-        while (await job.status(LEAVES)).engine.generated_tokens < before + 2:
-            """Its call is not there yet."""
-        return await job.change(ToTrain, LEAVES, state="migrate", over=let_go)
-
-
-async def fill(engine: Ref, session: str, seed: int) -> None:
-    """One block."""
-    draw = random.Random(seed)
-    ids = tuple(draw.randrange(300) for _ in range(16))
-    sampling = SamplingParams(max_new_tokens=1)
-    request = GenerateRequest(
-        call=session, session=session, prompt_ids=ids, prompt_tokens=len(ids), sampling=sampling
-    )
-    async for _ in engine.stream(Generate(request=request)):
-        """What it samples is of no use."""
-
-
-def address(endpoint: str) -> str:
-    return endpoint.removeprefix("unix:")
 
 
 # --- what it comes to -----------------------------------------------------------------------------

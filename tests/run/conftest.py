@@ -49,8 +49,9 @@ def waited(tmp_path_factory: pytest.TempPathFactory) -> Waited:
         port = probe.getsockname()[1]
     sleep = ('harness.command=["sleep", "600"]', "harness.timeout_s=600", "harness.overall_timeout_s=900")
     # Metrics are served so that statuses are asked for.
-    with running(run_dir, *SMALL, *sleep, "eval.every_steps=0", f"watch.prometheus_port={port}") as job:
-        job.wait_for_count(3, "cell_up", timeout_s=240.0)
+    few = ("cells.cells=2", "eval.every_steps=0", f"watch.prometheus_port={port}")
+    with running(run_dir, *SMALL, *sleep, *few) as job:
+        job.wait_for_count(2, "cell_up", timeout_s=240.0)
         asleep = {event["pid"] for event in job.wait_for_count(16, "harness_started")}
         pids = [pid for pid in processes(run_dir) if pid not in asleep]
         before = cpu_s(pids)

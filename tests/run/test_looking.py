@@ -31,20 +31,20 @@ def test_all_actors_of_all_processes_are_seen(waited: Waited) -> None:
         "stores/store",
         "satellites",
     }
-    cells = {"cell-0", "satellites/cell-1", "satellites/cell-2"}
+    cells = {"cell-0", "satellites/cell-1"}
     ranks = {f"{cell}/rank-0" for cell in cells}
     executions = {path for path in seen if path.startswith("harness/")}
     assert set(seen) - executions == once | cells | ranks
     assert len(executions) == 16
     assert {actor["state"] for actor in seen.values()} == {"running"}
-    assert len({actor["node"]["pid"] for actor in seen.values() if actor["node"]}) == 8
+    assert len({actor["node"]["pid"] for actor in seen.values() if actor["node"]}) == 6
     assert {seen[path]["restarts"] for path in seen} == {0}
 
 
 def test_actors_say_what_they_are_at(waited: Waited) -> None:
     seen = {actor["path"]: actor["summary"] for actor in actors(waited.report)}
     assert seen["waterlevel"]["step"] == 0
-    assert seen["waterlevel"]["cells"] == "0:rollout 1:rollout 2:rollout"
+    assert seen["waterlevel"]["cells"] == "0:rollout 1:rollout"
     assert seen["queue"]["steps_committed"] == 0
     assert seen["trajectory"]["executions_open"] == 16
     assert seen["proxy"]["failed_calls"] == 0
@@ -60,9 +60,7 @@ def test_statuses_are_traced_from_the_waterlevel_to_the_ranks(waited: Waited) ->
     ranks = [
         one for one in waited.trace if one["message"].endswith(":GetRankStatus") and one["cause"] in by_id
     ]
-    assert {one["actor"] for one in ranks} == {
-        f"{c}/rank-0" for c in ("cell-0", "satellites/cell-1", "satellites/cell-2")
-    }
+    assert {one["actor"] for one in ranks} == {f"{c}/rank-0" for c in ("cell-0", "satellites/cell-1")}
     for rank in ranks:
         cell = by_id[rank["cause"]]
         assert cell["actor"] == rank["actor"].removesuffix("/rank-0")
