@@ -40,6 +40,7 @@ from tests.proxy.scripted import KeepingTrajectory, Kept
 DEVICE: Literal["cpu", "cuda"] = "cuda" if os.environ.get("GYRE_TEST_DEVICE") == "cuda" else "cpu"
 DTYPE: Literal["float32", "bfloat16"] = "float32" if DEVICE == "cpu" else "bfloat16"
 PULL_TIMEOUT_S = 1.5
+LONGEST_FROZEN_S = 4.0
 CONTEXT_TOKENS = 256
 NEW_TOKENS = 50
 AT_THE_PROXY = ("stop_admitting", "pin", "cancel", "migrate", "hand_over", "migrate_idle")
@@ -261,19 +262,23 @@ class FaultJob:
     def kill(self, name: str, frozen: tuple[str, ...]) -> None:
         """At once; or, where what is `frozen` keeps the state from its end, in the midst of it."""
         victim = self.pid(name)
-        self.in_the_midst(frozen, lambda: os.kill(victim, signal.SIGKILL))
+        self.in_the_midst(frozen, lambda: os.kill(victim, signal.SIGKILL) is None)
 
-    def in_the_midst(self, frozen: tuple[str, ...], fault: Callable[[], object]) -> None:
-        """While those processes keep the state that begins from its end; at once where it is none."""
+    def in_the_midst(self, frozen: tuple[str, ...], fault: Callable[[], bool]) -> None:
+        """While those processes keep the state that begins from its end; at once where it is none. A `fault`
+        that has done nothing is tried again."""
         if not frozen:
             fault()
             return
         pids = [self.pid(name) for name in frozen]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
+        until_s = self._loop.time() + LONGEST_FROZEN_S
 
         def now() -> None:
-            fault()
+            if not fault() and self._loop.time() < until_s:
+                self._loop.call_later(0.02, now)
+                return
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
 
