@@ -1,4 +1,4 @@
-"""Weights of random numbers in the shapes of known models, of Llama's kind, embeddings tied."""
+"""Weights in the shapes of known models, of Llama's kind, embeddings tied."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def layout_of(size: str) -> Layout:
 def tensors(
     layout: Layout, dtype: torch.dtype, device: torch.device, *, shared: bool = False
 ) -> list[Tensor]:
-    """Random, of the layout's shapes. With `shared` those of one shape, which are of different layers, are
-    the same: a tenth of the memory, and still too much for a cache."""
+    """Of the layout's shapes, all numbers alike: who copies does not look at them. With `shared` those of one
+    shape, which are of different layers, are the same: a tenth of the memory, and too much for a cache still."""
     made: list[Tensor] = []
     by_shape: dict[tuple[int, ...], Tensor] = {}
     for slot in layout.slots:
         tensor = by_shape.get(slot.shape) if shared else None
         if tensor is None:
-            tensor = by_shape[slot.shape] = torch.empty(slot.shape, dtype=dtype, device=device).normal_()
+            tensor = by_shape[slot.shape] = torch.full(slot.shape, 0.02, dtype=dtype, device=device)
         made.append(tensor)
     return made
