@@ -65,7 +65,7 @@ def tensors(
     layout: Layout, dtype: torch.dtype, device: torch.device, *, shared: bool = False
 ) -> list[Tensor]:
     """Of the layout's shapes, all numbers alike: who copies does not look at them. With `shared` those of one
-    shape, which are of different layers, are the same: a tenth of the memory, and too much for a cache still."""
+    shape, which are of different layers, are the same: less memory, and still too much for a cache."""
     made: list[Tensor] = []
     by_shape: dict[tuple[int, ...], Tensor] = {}
     for slot in layout.slots:
