@@ -186,7 +186,8 @@ def check_counters(events: list[Event], case: Case) -> None:
     (closed,) = named(events, "route_closed", change=named(events, "role_change_ordered")[0]["change"])
     assert closed["calls_moved"] > 0
     if case.state == "migrate" and case.fault in ("corrupt", "full"):
-        assert closed["recomputed"] == closed["calls_moved"]
+        # But for what the destination knows already, of which nothing is read.
+        assert closed["recomputed"] > 0
         assert "import_KvUnavailable" in closed["recomputed_by"]
     if case.state == "migrate" and case.fault == "lane":
         assert any(reason.startswith("import_") for reason in closed["recomputed_by"])
