@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -226,8 +227,14 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MixedJob]:
     folder = tmp_path_factory.mktemp("mixed")
     job = MixedJob(folder / "run", (), job=write_job(folder, *HARNESSES, *EVALUATORS))
     try:
-        job.wait_for("harness_started")
-        job.refused = [start(folder / "job.toml", folder / "run", resume=resume) for resume in (False, True)]
+        job.wait_for("proxy_listening")
+        # Both at once, and early: on a busy machine the job does not outlast one after the other.
+        with ThreadPoolExecutor(2) as starts:
+            again = [
+                starts.submit(start, folder / "job.toml", folder / "run", resume=resume)
+                for resume in (False, True)
+            ]
+        job.refused = [refused.result() for refused in again]
         job.code = job.exit()
         yield job
     finally:
