@@ -284,9 +284,9 @@ class FaultJob:
 
         self._loop.call_later(0.05, now)
 
-    def calls_at(self, cell: int) -> int:
+    def calls_at(self, cell: int) -> tuple[str, ...]:
         """In flight there, as the proxy knows."""
-        return len(self._proxy._routes._router.calls_at(cell))
+        return self._proxy._routes._router.calls_at(cell)
 
     async def status(self, cell: int) -> CellStatus:
         return await self.waterlevel._cells[cell].up.ref.ask(GetStatus())

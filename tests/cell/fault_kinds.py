@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -114,7 +115,7 @@ def corrupt(job: FaultJob) -> None:
 
 
 async def into_a_full_one(job: FaultJob, streams: Streams) -> list[Event]:
-    """The one call that there is goes to the last cell; when that leaves, to one whose KV is all pinned."""
+    """The one call in flight goes to the last cell; when that leaves, to one whose KV is all pinned."""
     pins: list[tuple[Ref, str]] = []
     for engine in job.engines(TAKES):
         blocks = (await job.status(TAKES)).engine.kv_blocks_total // RANKS
@@ -129,11 +130,31 @@ async def into_a_full_one(job: FaultJob, streams: Streams) -> list[Event]:
         for engine, pin in pins:
             assert await engine.ask(ReleaseKv(pin=pin))
 
-    before = (await job.status(LEAVES)).engine.generated_tokens
-    async with streams.one():
+    async with streams.called(callers=1):
+        frozen = await caught(job)
+        first = len(job.events)
+        changing = asyncio.create_task(job.change(ToTrain, LEAVES, state="migrate", over=let_go))
+        await job.event("role_change_state", first, state="stop_admitting")
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        return await changing
+
+
+async def caught(job: FaultJob) -> list[int]:
+    """The processes of the cell that leaves, stopped while its call is in the midst of its tokens."""
+    pids = [job.pid(name) for name in SOURCES]
+    while True:
+        calls, before = job.calls_at(LEAVES), (await job.status(LEAVES)).engine.generated_tokens
         while (await job.status(LEAVES)).engine.generated_tokens < before + 2:
-            """Its call is not there yet."""
-        return await job.change(ToTrain, LEAVES, state="migrate", over=let_go)
+            """Nothing is in flight there, or its prompt is being computed."""
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        # What it has told is heard.
+        await asyncio.sleep(0.05)
+        if calls and job.calls_at(LEAVES) == calls:
+            return pids
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 async def fill(engine: Ref, session: str, seed: int) -> None:

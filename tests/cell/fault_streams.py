@@ -40,16 +40,16 @@ class Streams:
         assert len(self._known) == TURNS * len(names)
 
     @asynccontextmanager
-    async def called(self) -> AsyncIterator[None]:
+    async def called(self, callers: int = CALLERS) -> AsyncIterator[None]:
         """Within it calls are in flight all the time."""
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            callers = [tasks.create_task(self._call_on(number, over)) for number in range(CALLERS)]
+            calling = [tasks.create_task(self._call_on(number, over)) for number in range(callers)]
             try:
                 yield
             finally:
                 over.set()
-                await asyncio.wait(callers)
+                await asyncio.wait(calling)
 
     @asynccontextmanager
     async def idle(self) -> AsyncIterator[None]:
@@ -65,16 +65,9 @@ class Streams:
             finally:
                 goes_on.set()
 
-    @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        """Within it one call is in flight, if it is short; it is answered then."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._play(_caller(0, 0), asyncio.Event(), wait=False))
-            yield
-
     async def reach(self, cell: int) -> None:
         """Calls are in flight there."""
-        while self._job.calls_at(cell) < 2:
+        while len(self._job.calls_at(cell)) < 2:
             await self.answers(1)
 
     async def answers(self, count: int) -> None:

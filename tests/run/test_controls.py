@@ -29,7 +29,6 @@ def job(waited: Waited, tmp_path_factory: pytest.TempPathFactory) -> RunningJob:
         "seed=105",
         "tasks.seed=105",
         "eval.seed=1105",
-        "cells.cells=2",
         "model.recipe=",
         "model.warm_start=",
         f"model.path={waited.policy}",

@@ -18,7 +18,7 @@ from gyre.actors.wire import Frame, Taken
 from tests.actors.testing import job
 
 # Thousands of seeds: GYRE_SEEDS=5000 pytest tests/actors/testing -k seeds
-SEEDS = int(os.environ.get("GYRE_SEEDS", "100"))
+SEEDS = int(os.environ.get("GYRE_SEEDS", "50"))
 
 pytestmark = pytest.mark.timeout(max(120, SEEDS))
 
