@@ -19,7 +19,7 @@ log = structlog.get_logger()
 PULL_TIMEOUT_S = 60.0
 
 
-class Weights(Protocol):
+class WeightSource(Protocol):
     """The core, or a satellite."""
 
     async def lease(self, kind: SnapshotKind) -> Snapshot:
@@ -28,7 +28,7 @@ class Weights(Protocol):
     async def release(self, snapshot: Snapshot) -> None: ...
 
 
-async def pull(weights: Weights, kind: SnapshotKind, timeout_s: float = PULL_TIMEOUT_S) -> Snapshot:
+async def pull(weights: WeightSource, kind: SnapshotKind, timeout_s: float = PULL_TIMEOUT_S) -> Snapshot:
     """As `lease`; raises TimeoutError."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -37,7 +37,7 @@ async def pull(weights: Weights, kind: SnapshotKind, timeout_s: float = PULL_TIM
         raise TimeoutError(f"the core gave no weights within {timeout_s:g} s") from None
 
 
-async def load_training(weights: Weights, ranks: AskRanks) -> int:
+async def load_training(weights: WeightSource, ranks: AskRanks) -> int:
     """Has the ranks load the training snapshot, and once more if it went while they read it: a lease may be
     ended. Answers its version."""
     for last in (False, True):

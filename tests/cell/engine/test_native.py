@@ -194,7 +194,16 @@ async def test_a_release_that_nobody_waits_for_unpins_all_the_same(native: Any) 
     manifest = await engine.export_kv("s")
     go = threading.Event()
     thread.submit(go.wait, 30.0)
+    disprove, disproved = engine._moves.disprove, asyncio.Event()
+
+    async def disprove_and_tell(pin: str) -> bool:
+        held = await disprove(pin)
+        disproved.set()
+        return bool(held)
+
+    engine._moves.disprove = disprove_and_tell
     release = asyncio.create_task(engine.release_kv(manifest.pin))
+    await disproved.wait()
     await given_up(release, go)
     await engine.abort("nobody")
     assert engine.metrics().kv_blocks_pinned == 0
@@ -209,16 +218,18 @@ async def test_a_refused_import_that_nobody_waits_for_leaves_nothing_reserved(na
     manifest = await first.export_kv("s")
     await first.release_kv(manifest.pin)
     go = threading.Event()
-    fetch = second._moves.fetch
+    fetch, busy = second._moves.fetch, asyncio.Event()
 
     async def fetch_and_be_busy(*arguments: Any) -> Any:
         try:
             return await fetch(*arguments)
         finally:
             thread.submit(go.wait, 30.0)
+            busy.set()
 
     second._moves.fetch = fetch_and_be_busy
     taking = asyncio.create_task(second.import_kv(manifest))
+    await busy.wait()
     await given_up(taking, go)
     await second.abort("nobody")
     assert second.metrics().kv_imports_refused == 1
@@ -229,11 +240,13 @@ async def test_a_refused_import_that_nobody_waits_for_leaves_nothing_reserved(na
 
 async def given_up(task: asyncio.Task[Any], go: threading.Event) -> None:
     """Cancelled while it waits for a busy thread."""
-    await asyncio.sleep(0.2)
+    # Until it waits, and until all that is under it has heard that nobody does.
+    for _ in range(10):
+        await asyncio.sleep(0)
     assert not task.done()
     task.cancel()
-    # Until all that is under it has heard.
-    await asyncio.sleep(0.05)
+    for _ in range(10):
+        await asyncio.sleep(0)
     go.set()
     with pytest.raises(asyncio.CancelledError):
         await task
