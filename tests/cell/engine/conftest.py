@@ -109,18 +109,22 @@ class ModelWeights:
 
 
 class Homes:
-    """Where the KV of engines lies that hand it over to each other."""
+    """Where the KV of engines lies that hand it over to each other: their pools are read where they lie, or
+    with `slot_bytes` by way of host memory."""
 
-    def __init__(self, regions: SharedMemory) -> None:
+    def __init__(self, regions: SharedMemory, name: BackendName, slot_bytes: int = 0) -> None:
         self.regions = regions
-        name: BackendName = "shm" if DEVICE.type == "cpu" else "cuda_ipc"
         self.backend = make_backend(name, where="127.0.0.1", token=b"secret", shared=regions)
+        self._slot_bytes = slot_bytes
         self._count = 0
 
     def new(self) -> KvHome:
         self._count += 1
-        return KvHome(self.backend, self.regions, f"kv-{id(self)}-{self._count}")
+        return KvHome(self.backend, self.regions, f"kv-{id(self)}-{self._count}", self._slot_bytes)
 
+
+# Of a stage: some blocks of the models here.
+SLOT_BYTES = 2**16
 
 NATIVE_OPTIONS: dict[str, Any] = {
     "window_tokens": 256,
@@ -143,9 +147,12 @@ class NativeCase:
     def __init__(self, kind: str, shm: Path) -> None:
         self._kind = kind
         self.regions = SharedMemory(shm)
-        self.homes = Homes(self.regions)
+        self.homes = self.make_homes()
         self.engines: list[NativeEngine] = []
         self.models: list[PreTrainedModel] = []
+
+    def make_homes(self) -> Homes:
+        return Homes(self.regions, "shm" if DEVICE.type == "cpu" else "cuda_ipc")
 
     async def start(self) -> None:
         await self.homes.backend.start()
@@ -239,6 +246,9 @@ class TensorCase(NativeCase):
         self._followers = followers
         self._ranks = ranks
 
+    def make_homes(self) -> Homes:
+        return Homes(self.regions, "shm", SLOT_BYTES if DEVICE.type == "cuda" else 0)
+
     def engine(self, *, by_group: str | None = None, **options: Any) -> LeadingEngine:
         engine = super().engine(ranks=self._ranks, **options)
         assert isinstance(engine, LeadingEngine)
@@ -286,7 +296,7 @@ class ScriptedCase:
 
     def __init__(self, shm: Path) -> None:
         self.regions = SharedMemory(shm)
-        self.homes = Homes(self.regions)
+        self.homes = Homes(self.regions, "shm")
         self._engines: list[ScriptedEngine] = []
         self._seeds: dict[int, int] = {}
 
