@@ -203,7 +203,7 @@ class Decoder:
         return self._joined(self._linear(self._normed(hidden, self._norm), own, None))
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, x.shape[-1:], weight, self._eps)
+        return F.rms_norm(x, x.shape[-1:], weight.to(x.dtype), self._eps)
 
     def _split(
         self, layer: _Layer, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]
@@ -222,4 +222,6 @@ class Decoder:
         cos, sin = angles
         swapped = turned.roll(self.head_dim // 2, dims=-1)
         turned = (turned * cos).add_(swapped.mul_(sin))
-        return turned[:, :heads], turned[:, heads:], qkv[:, keys:]
+        # What is attended to is what is kept.
+        kept = layer.qkv.weight.dtype
+        return turned[:, :heads], turned[:, heads:].to(kept), qkv[:, keys:].to(kept)

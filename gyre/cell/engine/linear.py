@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""(rows [n, in], weight [out, in], bias [out] or None) -> [n, out] in the weight's dtype."""
+"""(rows [n, in], weight [out, in], bias [out] or None) -> [n, out], in the weight's dtype or one as precise
+as it was added up in; rows may be of either."""
 
 _TILE_ELEMENTS = 1 << 20
 # Their count is a multiple of it, where so many fit.
@@ -49,7 +50,8 @@ class Widener:
 
 
 class WidenedLinear:
-    """A `Linear` in float32, the weight converted in tiles that fit a cache; the result is rounded once."""
+    """A `Linear` in float32, the weight converted in tiles that fit a cache. Its result stays float32: the
+    next product would only widen it again."""
 
     def __init__(self) -> None:
         self._widened = Widener()
@@ -57,13 +59,13 @@ class WidenedLinear:
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if x.shape[0] < _FEW_ROWS:
             # Bound by reading the weight, which torch does well for so few rows.
-            return F.linear(x, weight, bias)
+            return F.linear(x.to(weight.dtype), weight, bias)
         wide = x.float()
         parts = [_product(wide, self._widened(tile)) for tile in weight_tiles(weight)]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         if bias is not None:
             out += bias
-        return out.to(weight.dtype)
+        return out
 
 
 def _product(x: torch.Tensor, tile: torch.Tensor) -> torch.Tensor:

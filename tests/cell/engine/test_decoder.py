@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -108,22 +109,34 @@ def test_detached_it_holds_no_memory_of_the_parameters() -> None:
     assert held == [0] * len(held)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 9])
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("rows", [1, 3, 4, 9, 600])
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_widened_product_is_the_exact_one_rounded_once(rows: int, biased: bool) -> None:
+def test_a_widened_product_is_the_exact_one_rounded_once_at_most(rows: int, biased: bool) -> None:
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, 96, generator=generator).bfloat16()
     weight = torch.randn(70, 96, generator=generator).bfloat16()
     bias = torch.randn(70, generator=generator).bfloat16() if biased else None
     exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     got = WidenedLinear()(x, weight, bias)
-    assert got.dtype == torch.bfloat16
-    # Half a unit in the last of 8 bits, and a little for sums that lie between two numbers.
-    assert torch.allclose(got.double(), exact, rtol=2.0**-7, atol=2e-2)
+    if got.dtype == torch.float32:
+        assert torch.allclose(got.double(), exact, rtol=1e-5, atol=1e-5)
+    else:
+        # Half a unit in the last of 8 bits, and a little for sums that lie between two numbers.
+        assert torch.allclose(got.double(), exact, rtol=2.0**-7, atol=2e-2)
 
 
 def test_a_wide_weight_is_widened_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gyre.cell.engine.linear._TILE_ELEMENTS", 96 * 7)
+    monkeypatch.setattr("gyre.cell.engine.linear._TILE_ROWS", 2)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 96, generator=generator).bfloat16()
     weight = torch.randn(70, 96, generator=generator).bfloat16()
