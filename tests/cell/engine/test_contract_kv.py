@@ -155,6 +155,7 @@ async def test_an_engine_without_a_free_block_imports_nothing(case: Case) -> Non
     assert len(joined(await call).token_ids) == 7
 
 
+@pytest.mark.needs("open kv")
 async def test_parts_of_two_ranks_go_into_one(case: Case) -> None:
     first, second = await case.awake(), await case.awake()
     await generate(first, prompt(40))
@@ -190,6 +191,7 @@ def split_heads(case: Case, manifest: KvManifest) -> KvManifest:
     return replace(manifest, parts=tuple(parts))
 
 
+@pytest.mark.needs("open kv")
 @pytest.mark.parametrize("heads", ["as they are", "split"])
 async def test_a_block_that_is_not_what_was_pinned_is_not_taken_over(case: Case, heads: str) -> None:
     """One bit of it is another, and all numbers are finite."""

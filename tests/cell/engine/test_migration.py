@@ -137,7 +137,7 @@ async def test_kv_of_the_version_before_is_never_served_unless_it_is_marked(
             # Whoever is not marked gets what a fresh engine gives.
             again = asked_of("c2", "s1", said)
             got = await world.call(again)
-        fresh = engine(9, KvHome(native.homes.backend, native.regions, "kv-fresh"))
+        fresh = engine(9, native.homes.new())
         await fresh.wake(native.weights(1))
         (chunks,) = [[chunk async for chunk in fresh.generate(again)]]
         assert got.token_ids == [token for chunk in chunks for token in chunk.token_ids]
