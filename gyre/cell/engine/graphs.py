@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +65,10 @@ class DecodeGraphs:
             like = decode(self._decoder, self._kv, inputs)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+        with (
+            _uncollected(),
+            torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"),
+        ):
             logits = self._output(like).copy_(decode(self._decoder, self._kv, inputs))
         return _Graph(inputs, logits, graph)
 
@@ -73,6 +78,18 @@ class DecodeGraphs:
         if rows not in self._outputs:
             self._outputs[rows] = torch.empty_like(like)
         return self._outputs[rows]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Garbage stays: a graph of an earlier life that is freed while one is recorded breaks the recording."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def decode(decoder: Decoder, kv: PagedKv, inputs: torch.Tensor) -> torch.Tensor:

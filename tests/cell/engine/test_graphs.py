@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import pytest
 import torch
 
@@ -83,3 +86,39 @@ def test_a_graph_computes_what_was_recorded() -> None:
         assert torch.allclose(graphs.logits(asked), want[:3], atol=1e-4)
         for span in asked:
             span.sequence.tokens[-1] += 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU")
+@torch.inference_mode()
+def test_a_graph_that_is_garbage_is_not_freed_while_another_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = awake("cuda")
+    asked = spans(runner)
+    kv = runner._kv
+    assert kv is not None
+    threshold = gc.get_threshold()
+    gc.set_threshold(10**6)
+    garbage: list[object] = [DecodeGraphs(runner._decoder, kv)]
+    garbage[0].logits(asked)  # type: ignore[attr-defined]
+    garbage.append(garbage)
+    held = [garbage]
+    del garbage
+    calls = 0
+
+    def dropping(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            held.clear()
+            gc.set_threshold(10)
+            assert [[] for _ in range(1000)]
+        return decode(*arguments)
+
+    monkeypatch.setattr("gyre.cell.engine.graphs.decode", dropping)
+    try:
+        got = DecodeGraphs(runner._decoder, kv).logits(asked)
+    finally:
+        gc.set_threshold(*threshold)
+    assert calls == 2
+    assert torch.allclose(got, decode(runner._decoder, kv, pack(asked, kv, 4, 32).cuda())[:3], atol=1e-4)
