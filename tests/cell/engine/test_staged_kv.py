@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,9 @@ async def staged(shm: Path, followers: Followers) -> AsyncIterator[Staged]:
     made = Staged(shm, followers)
     yield made
     await made.close()
-    left = os.listdir(shm) if shm.exists() else []
+    left = []
+    with suppress(FileNotFoundError):
+        left = os.listdir(shm)
     assert [name for name in left if not name.startswith("weights-")] == []
 
 
