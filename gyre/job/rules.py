@@ -78,6 +78,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "loss.clip_low": _NOT_NEGATIVE,
     "loss.clip_high": _NOT_NEGATIVE,
     "sampling.max_trajectories": _ONE_OR_MORE,
+    "sampling.max_staleness": _NOT_NEGATIVE,
     "sampling.seed": _NOT_NEGATIVE,
     "checkpoint.every_steps": _ONE_OR_MORE,
     "checkpoint.keep": _ONE_OR_MORE,

@@ -42,13 +42,25 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 class MicroStep(msgspec.Struct, frozen=True, kw_only=True):
     """A packed set of trajectories of one group, a pure function of the planned group.
 
-    `id` is `STEP.GROUP.INDEX`; it names the same content whoever computes it and however often.
+    `id` is `STEP.GROUP.INDEX`; it names the same content whoever computes it and however often. The
+    trajectories are neighbours in the DFS order of the group's prefix tree; `tree_tokens` counts a prefix
+    that they share once. `batches` are positions in `trajectories`: each batch is computed at once, padded
+    to its longest; none given, all are one.
     """
 
     id: str
     step: int
     group: str
     trajectories: tuple[Trajectory, ...]
+    tree_tokens: int = 0
+    batches: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def batched(self) -> tuple[tuple[Trajectory, ...], ...]:
+        """One batch at least, be it empty."""
+        if not self.batches:
+            return (self.trajectories,)
+        return tuple(tuple(self.trajectories[position] for position in batch) for batch in self.batches)
 
     @property
     def length_tokens(self) -> int:

@@ -4,6 +4,7 @@ actors and the journal (SQLite) around them make what was acknowledged durable."
 
 from gyre.trajectory.advantage import advantages
 from gyre.trajectory.config import SamplingConfig
+from gyre.trajectory.ledger import Excluded, Ledger, Reason, Trained
 from gyre.trajectory.pack import PlannedGroup, ScoredExecution, plan_group, sample
 from gyre.trajectory.records import CallRecord, ExecutionResult, ExecutionSpec, Role
 from gyre.trajectory.roles import ExecutionCounts, Roles, classify
@@ -13,16 +14,20 @@ from gyre.trajectory.tree import Node, Tokens, TrajectoryTree, TreeError
 __all__ = [
     "CallRecord",
     "Draw",
+    "Excluded",
     "ExecutionCounts",
     "ExecutionResult",
     "ExecutionSpec",
+    "Ledger",
     "Node",
     "PlannedGroup",
+    "Reason",
     "Role",
     "Roles",
     "SamplingConfig",
     "ScoredExecution",
     "Tokens",
+    "Trained",
     "TrajectoryTree",
     "TreeError",
     "advantages",

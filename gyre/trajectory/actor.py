@@ -14,6 +14,7 @@ from gyre.schedule.messages import EvalDone, GroupFinished
 from gyre.trajectory.book import Book, ExecutionError, Group, group_number, mean
 from gyre.trajectory.config import SamplingConfig
 from gyre.trajectory.journal import Journal
+from gyre.trajectory.ledger import Ledger
 from gyre.trajectory.messages import AddGroup, GetResume, GetTotals, ResumeState, SetWaterlevel, Totals
 from gyre.trajectory.pack import PlannedGroup, plan_group
 from gyre.trajectory.reader import JournalReader
@@ -126,14 +127,14 @@ class TrajectoryActor(Actor):
             self._config.sampling,
             self._config.micro_step_tokens,
         )
-        await self._note(group, step, planned)
+        outcome = await self._note(group, step, planned)
         await self._queue.ask(
             AddGroup(
                 group=group.id, step=step, executions=planned.executions, micro_steps=planned.micro_steps
             ),
             timeout_s=ADD_GROUP_S,
         )
-        _log_group(planned, len(group.ended) - len(planned.scores))
+        _log_group(outcome, len(group.ended) - len(planned.scores), len(planned.micro_steps))
         await self._tell(GroupFinished(group=group.id))
 
     async def _finish_eval(self, group: Group) -> None:
@@ -157,7 +158,8 @@ class TrajectoryActor(Actor):
             )
         )
 
-    async def _note(self, group: Group, step: int, planned: PlannedGroup | None = None) -> None:
+    async def _note(self, group: Group, step: int, planned: PlannedGroup | None = None) -> GroupOutcome:
+        ledger = planned.ledger if planned else Ledger()
         outcome = GroupOutcome(
             group=group.id,
             split=group.first.split,
@@ -166,9 +168,12 @@ class TrajectoryActor(Actor):
             scores=group.scores,
             advantages=planned.advantages if planned else {},
             discarded=planned.discarded if planned else False,
+            trained_tokens=ledger.trained_tokens,
+            excluded_tokens=group.excluded_tokens(ledger),
         )
         await self._journal.write(outcome)
         self._book.finish(outcome)
+        return outcome
 
     async def _tell(self, message: Tell) -> None:
         if self._waterlevel is None:
@@ -200,22 +205,26 @@ def _log_execution(ended: EndedExecution) -> None:
     )
 
 
-def _log_group(planned: PlannedGroup, dropped: int) -> None:
-    if planned.discarded:
+def _log_group(outcome: GroupOutcome, dropped: int, micro_steps: int) -> None:
+    if outcome.discarded:
         log.warning(
             "group_discarded",
-            group=planned.group,
-            step=planned.step,
-            scored=len(planned.scores),
+            group=outcome.group,
+            step=outcome.step,
+            scored=len(outcome.scores),
             dropped=dropped,
+            excluded_tokens=outcome.excluded_tokens,
         )
         return
     log.info(
         "group",
-        group=planned.group,
-        step=planned.step,
-        scores=planned.scores,
-        advantages=planned.advantages,
+        group=outcome.group,
+        step=outcome.step,
+        scores=outcome.scores,
+        advantages=outcome.advantages,
         dropped=dropped,
-        micro_steps=len(planned.micro_steps),
+        micro_steps=micro_steps,
+        without_signal=outcome.without_signal,
+        trained_tokens=outcome.trained_tokens,
+        excluded_tokens=outcome.excluded_tokens,
     )

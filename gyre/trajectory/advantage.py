@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
+
+from gyre.trajectory.config import AdvantageKind
 
 # Below this, differences of scores are not blown up to unit variance.
 STD_FLOOR = 1e-3
@@ -13,9 +14,10 @@ STD_FLOOR = 1e-3
 _SAME = 1e-9
 
 
-def advantages(scores: Mapping[str, float], kind: Literal["mean_std", "mean"]) -> dict[str, float]:
-    """Score minus the group's mean, by execution; with `mean_std` over the population's standard deviation
-    (at least STD_FLOOR). All exactly 0 where all scores are the same."""
+def advantages(scores: Mapping[str, float], kind: AdvantageKind) -> dict[str, float]:
+    """By execution its score minus the group's mean; with `mean_std` over the population's standard deviation
+    (at least STD_FLOOR); with `leave_one_out` minus the mean of the others. All exactly 0 where all scores
+    are the same."""
     if not scores:
         return {}
     # In order of id, so that rounding does not depend on who ended first.
@@ -24,8 +26,12 @@ def advantages(scores: Mapping[str, float], kind: Literal["mean_std", "mean"]) -
     if np.ptp(values) <= _SAME:
         return dict.fromkeys(executions, 0.0)
     centred = values - values.mean()
+    centred[np.abs(centred) <= _SAME] = 0.0
     if kind == "mean_std":
         centred /= max(float(values.std()), STD_FLOOR)
+    elif kind == "leave_one_out":
+        # x - (sum - x) / (n - 1), written so that it rounds as the mean does.
+        centred *= len(values) / (len(values) - 1)
     return dict(zip(executions, centred.tolist(), strict=True))
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
 import msgspec
 
+from gyre.trajectory.ledger import Ledger, Reason
 from gyre.trajectory.messages import EvalScore, IncompleteGroup, ResumeState, StepReward, Totals
 from gyre.trajectory.pack import ScoredExecution
 from gyre.trajectory.records import CallRecord, ExecutionResult, ExecutionSpec
@@ -37,12 +41,14 @@ class OpenExecution(msgspec.Struct, kw_only=True):
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """A group until it is complete. `scored` keeps the trees of training executions only."""
+    """A group until it is complete. `scored` keeps the trees of training executions only; `earlier_tokens`
+    were sampled by attempts that were begun anew."""
 
     id: str
     first: ExecutionSpec
     ended: dict[str, EndedExecution] = {}
     scored: dict[str, ScoredExecution] = {}
+    earlier_tokens: int = 0
 
     @property
     def complete(self) -> bool:
@@ -56,6 +62,23 @@ class Group(msgspec.Struct, kw_only=True):
             for execution, ended in sorted(self.ended.items())
             if ended.result.score is not None
         }
+
+    def excluded_tokens(self, ledger: Ledger) -> dict[str, int]:
+        """Of all that was sampled for it what is not trained, by reason. `ledger` is of its scored
+        executions, empty for an evaluation."""
+        found: dict[str, int] = dict(ledger.excluded_tokens)
+        for reason, tokens in self._without_tree():
+            if tokens:
+                found[reason] = found.get(reason, 0) + tokens
+        return dict(sorted(found.items()))
+
+    def _without_tree(self) -> Iterator[tuple[Reason, int]]:
+        yield "earlier_attempt", self.earlier_tokens
+        for ended in self.ended.values():
+            if self.first.split == "eval":
+                yield "evaluation", ended.counts.sampled_tokens
+            elif ended.result.score is None:
+                yield "dropped", ended.counts.sampled_tokens
 
 
 class Book:
@@ -76,7 +99,13 @@ class Book:
         group = self._group(spec)
         if spec.execution in group.ended or spec.execution in self._ending:
             raise ExecutionError(spec.execution, "it has ended, it cannot be opened again")
+        if earlier := self._open.get(spec.execution):
+            self.forgot(spec.group, earlier.tree.sampled_tokens)
         self._open[spec.execution] = OpenExecution(spec=spec, tree=TrajectoryTree(spec.execution))
+
+    def forgot(self, group: str, tokens: int) -> None:
+        """So many were sampled by an attempt that was begun anew. Raises KeyError as `group` does."""
+        self._groups[group].earlier_tokens += tokens
 
     def record(self, record: CallRecord) -> None:
         """A call; the same again changes nothing. Raises TreeError too."""
@@ -162,7 +191,9 @@ class Book:
     def totals(self) -> Totals:
         by_step: dict[int, list[float]] = {}
         evals = []
+        excluded: Counter[str] = Counter()
         for _, outcome in sorted(self._outcomes.items()):
+            excluded.update(outcome.excluded_tokens)
             scores = list(outcome.scores.values())
             if outcome.split == "train":
                 by_step.setdefault(outcome.step, []).extend(scores)
@@ -187,6 +218,9 @@ class Book:
             retries=self._sums.retries,
             rewards=rewards,
             evals=tuple(evals),
+            trained_tokens=sum(outcome.trained_tokens for outcome in self._outcomes.values()),
+            excluded_tokens=dict(sorted(excluded.items())),
+            groups_without_signal=sum(outcome.without_signal for outcome in self._outcomes.values()),
         )
 
     def resume_state(self) -> ResumeState:

@@ -47,7 +47,8 @@ class EvalScore(msgspec.Struct, frozen=True, kw_only=True):
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over all ended executions of the run, evaluation included, earlier lives of the job too.
-    `rewards` are those of training groups."""
+    `rewards` are those of training groups. Each token sampled for a group that is complete is one of
+    `trained_tokens` or of `excluded_tokens`, by reason."""
 
     executions: int
     dropped: int
@@ -58,6 +59,9 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     retries: int
     rewards: tuple[StepReward, ...]
     evals: tuple[EvalScore, ...]
+    trained_tokens: int = 0
+    excluded_tokens: dict[str, int] = {}
+    groups_without_signal: int = 0
 
 
 class GetTotals(Ask[Totals], frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -10,8 +10,10 @@ import numpy as np
 from gyre.loss.microstep import MicroStep, Trajectory
 from gyre.trajectory.advantage import advantages, shuffled
 from gyre.trajectory.config import SamplingConfig
+from gyre.trajectory.cuts import pack
+from gyre.trajectory.ledger import Ledger, Reason, account, all_excluded, untrainable
 from gyre.trajectory.roles import Roles
-from gyre.trajectory.sampling import draw, generator, trainable
+from gyre.trajectory.sampling import Draw, draw, generator, trainable
 from gyre.trajectory.tree import TrajectoryTree
 
 # A score relative to fewer tells nothing.
@@ -28,7 +30,8 @@ class ScoredExecution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """`executions` count in the step's mean, those without tokens too; a discarded group brings none."""
+    """`executions` count in the step's mean, those without tokens too; a discarded group brings none. The
+    `ledger` says of each sampled token of the scored executions where it went."""
 
     group: str
     step: int
@@ -37,6 +40,7 @@ class PlannedGroup(msgspec.Struct, frozen=True, kw_only=True):
     advantages: dict[str, float]
     micro_steps: tuple[MicroStep, ...]
     discarded: bool
+    ledger: Ledger = Ledger()
 
 
 def plan_group(
@@ -54,64 +58,82 @@ def plan_group(
     relative = {} if discarded else advantages(scores, sampling.advantage)
     if sampling.shuffle_advantages:
         relative = shuffled(relative, generator(sampling.seed, group))
-    trajectories = [
-        trajectory
-        for execution in ordered
-        if any(relative.values())
-        for trajectory in sample(execution, relative[execution.execution], sampling)
-    ]
-    micro_steps = tuple(
-        MicroStep(id=f"{step}.{group}.{index}", step=step, group=group, trajectories=tuple(packed))
-        for index, packed in enumerate(pack(trajectories, micro_step_tokens))
-    )
+    trajectories: list[Trajectory] = []
+    ledger = Ledger()
+    for execution in ordered:
+        reason: Reason | None = "discarded_group" if discarded else None
+        advantage = relative.get(execution.execution, 0.0)
+        if reason is None and advantage == 0.0:
+            reason = "zero_advantage"
+        if reason is not None:
+            ledger += all_excluded(execution.tree, reason)
+            continue
+        drawn, entries = sample(execution, advantage, sampling, step)
+        trajectories += drawn
+        ledger += entries
     return PlannedGroup(
         group=group,
         step=step,
         executions=0 if discarded else len(ordered),
         scores=scores,
         advantages=relative,
-        micro_steps=micro_steps,
+        micro_steps=_micro_steps(group, step, trajectories, micro_step_tokens),
         discarded=discarded,
+        ledger=ledger,
     )
 
 
-def sample(execution: ScoredExecution, advantage: float, sampling: SamplingConfig) -> list[Trajectory]:
-    """The drawn trajectories of an execution, with weights that sum to 1."""
+def sample(
+    execution: ScoredExecution, advantage: float, sampling: SamplingConfig, version: int
+) -> tuple[list[Trajectory], Ledger]:
+    """The trajectories of an execution that are trained under weights of `version`, with weights that sum to
+    1, and where its tokens went."""
     tree = execution.tree
-    random = generator(sampling.seed, execution.execution)
-    draws = draw(tree, execution.roles, sampling.max_trajectories, random)
-    paths = [tree.path(tree.nodes[drawn.leaf]) for drawn in draws]
-    masks = [trainable(path, drawn) for path, drawn in zip(paths, draws, strict=True)]
-    total = sum(int(mask.sum()) for mask in masks)
-    trajectories = []
-    for drawn, mask in zip(draws, masks, strict=True):
-        tokens = tree.path_tokens(tree.nodes[drawn.leaf])
-        pure = np.array_equal(tokens.versions, tokens.kv_versions)
-        trajectories.append(
-            Trajectory(
-                execution=execution.execution,
-                leaf=drawn.leaf,
-                role=drawn.role,
-                token_ids=tokens.token_ids.astype("<i4").tobytes(),
-                trainable=mask.astype(np.uint8).tobytes(),
-                old_logprobs=tokens.logprobs.astype("<f4").tobytes(),
-                versions=tokens.versions.astype("<i4").tobytes(),
-                kv_versions=b"" if pure else tokens.kv_versions.astype("<i4").tobytes(),
-                advantage=advantage,
-                weight=int(mask.sum()) / total,
-            )
+    oldest = None if sampling.max_staleness is None else version - sampling.max_staleness
+    barred = untrainable(tree, execution.roles, oldest)
+    draws = draw(
+        tree,
+        execution.roles,
+        sampling.max_trajectories,
+        generator(sampling.seed, execution.execution),
+        rule=sampling.draw,
+        barred=barred,
+    )
+    ledger = account(tree, draws, barred)
+    total = ledger.trained_tokens
+    return [_trajectory(tree, drawn, advantage, total) for drawn in draws], ledger
+
+
+def _trajectory(tree: TrajectoryTree, drawn: Draw, advantage: float, execution_tokens: int) -> Trajectory:
+    leaf = tree.nodes[drawn.leaf]
+    tokens = tree.path_tokens(leaf)
+    mask = trainable(tree.path(leaf), drawn)
+    pure = np.array_equal(tokens.versions, tokens.kv_versions)
+    return Trajectory(
+        execution=tree.execution,
+        leaf=drawn.leaf,
+        role=drawn.role,
+        token_ids=tokens.token_ids.astype("<i4", copy=False).tobytes(),
+        trainable=mask.view(np.uint8).tobytes(),
+        old_logprobs=tokens.logprobs.astype("<f4", copy=False).tobytes(),
+        versions=tokens.versions.astype("<i4", copy=False).tobytes(),
+        kv_versions=b"" if pure else tokens.kv_versions.astype("<i4", copy=False).tobytes(),
+        advantage=advantage,
+        weight=int(mask.sum()) / execution_tokens,
+    )
+
+
+def _micro_steps(
+    group: str, step: int, trajectories: list[Trajectory], limit_tokens: int
+) -> tuple[MicroStep, ...]:
+    return tuple(
+        MicroStep(
+            id=f"{step}.{group}.{index}",
+            step=step,
+            group=group,
+            trajectories=piece.trajectories,
+            tree_tokens=piece.tree_tokens,
+            batches=piece.batches,
         )
-    return trajectories
-
-
-def pack(trajectories: Sequence[Trajectory], limit_tokens: int) -> list[list[Trajectory]]:
-    """Longest first into one micro-step after the other, each at most `limit_tokens` when its rows are padded
-    to its longest; a trajectory beyond the limit gets its own."""
-    ordered = sorted(trajectories, key=lambda t: (-t.length_tokens, t.execution, t.leaf))
-    packed: list[list[Trajectory]] = []
-    for trajectory in ordered:
-        if packed and (len(packed[-1]) + 1) * packed[-1][0].length_tokens <= limit_tokens:
-            packed[-1].append(trajectory)
-        else:
-            packed.append([trajectory])
-    return packed
+        for index, piece in enumerate(pack(trajectories, limit_tokens))
+    )

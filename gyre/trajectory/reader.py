@@ -72,6 +72,14 @@ class JournalReader:
         except (msgspec.MsgspecError, ValueError) as error:
             raise corrupt(self.path, f"a call of {execution}: {error}") from error
 
+    def earlier_tokens(self, execution: str) -> int:
+        """How many tokens attempts sampled that were begun anew."""
+        with_earlier, current = (
+            sum(len(call.output_ids) for call in self.calls(execution, earlier_attempts=which))
+            for which in (True, False)
+        )
+        return with_earlier - current
+
     def retries(self, execution: str) -> int:
         """How many of the last attempt's calls the harness repeated."""
         ((count,),) = self._rows(

@@ -44,7 +44,8 @@ class EndedExecution(msgspec.Struct, frozen=True, kw_only=True):
 
 class GroupOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A group whose executions have all ended. `scores` and `advantages` are by execution, of scored ones
-    only. `version` is the one it was dispatched at."""
+    only. `version` is the one it was dispatched at. Each token that was sampled for it is one of
+    `trained_tokens` or of `excluded_tokens`, by reason."""
 
     group: str
     split: Literal["train", "eval"]
@@ -53,6 +54,13 @@ class GroupOutcome(msgspec.Struct, frozen=True, kw_only=True):
     scores: dict[str, float]
     advantages: dict[str, float] = {}
     discarded: bool = False
+    trained_tokens: int = 0
+    excluded_tokens: dict[str, int] = {}
+
+    @property
+    def without_signal(self) -> bool:
+        """All scores are the same: it counts in its step's mean, and nothing of it is trained."""
+        return self.split == "train" and not self.discarded and not any(self.advantages.values())
 
 
 class StepMember(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,18 +19,32 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float]
 
 
+class _Groups(msgspec.Struct):
+    """What the `group` events of a step came to."""
+
+    scores: list[float] = []
+    without_signal: int = 0
+    excluded_tokens: int = 0
+
+
 class StepRewards:
-    """A structlog processor that gives each `step` event its `reward`, the mean over the step's
-    executions, taken from the `group` events that came before it (none where a step was replayed)."""
+    """A structlog processor that gives each `step` event its `reward`, the mean over the step's executions,
+    how many of its groups were without a signal and how many sampled tokens were not trained, taken from the
+    `group` events that came before it (none where a step was replayed)."""
 
     def __init__(self) -> None:
-        self._scores: dict[int, list[float]] = {}
+        self._steps: dict[int, _Groups] = {}
 
     def __call__(self, _: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if event["event"] == "group":
-            self._scores.setdefault(event["step"], []).extend(event["scores"].values())
-        elif event["event"] == "step" and (scores := self._scores.pop(event["step"], [])):
-            event["reward"] = sum(scores) / len(scores)
+            groups = self._steps.setdefault(event["step"], _Groups())
+            groups.scores.extend(event["scores"].values())
+            groups.without_signal += event.get("without_signal", False)
+            groups.excluded_tokens += sum(event.get("excluded_tokens", {}).values())
+        elif event["event"] == "step" and (groups := self._steps.pop(event["step"], _Groups())).scores:
+            event["reward"] = sum(groups.scores) / len(groups.scores)
+            event["groups_without_signal"] = groups.without_signal
+            event["excluded_tokens"] = groups.excluded_tokens
         return event
 
 

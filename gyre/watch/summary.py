@@ -13,7 +13,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """`reward_first` and `reward_last` are of the first and the last evaluation on held-out tasks (None
     where the job has no evaluation). `compactions`, `sub_agents` and `retries` are counted from the
     trajectory trees, `satellite_micro_steps` from committed contributions. `checkpoint` is a folder. Of
-    sessions whose cell left rollout KV was moved, or is computed again."""
+    sessions whose cell left rollout KV was moved, or is computed again. Of the tokens sampled for complete
+    groups `excluded_tokens` are not trained, by reason; `groups_without_signal` had equal scores."""
 
     name: str
     steps: int
@@ -31,6 +32,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     kv_sessions_recomputed: int = 0
     kv_bytes_moved: int = 0
     kv_move_s: float = 0.0
+    trained_tokens: int = 0
+    excluded_tokens: dict[str, int] = {}
+    groups_without_signal: int = 0
     checkpoint: str | None
 
 

@@ -302,7 +302,7 @@ def test_every_number_has_bounds() -> None:
             found |= types(structs[0], f"{prefix}{field.name}.") if structs else {}
         return found
 
-    numbers = {key for key, type_ in types(Job).items() if type_ in (int, float)}
+    numbers = {key for key, type_ in types(Job).items() if type_ in (int, float, int | None)}
     assert set(BOUNDS) == numbers
     assert set(types(Job)) == set(key_paths(Job))
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.trajectory.advantage import STD_FLOOR, advantages, shuffled
+from gyre.trajectory.config import AdvantageKind
 
 scores_of_a_group = st.dictionaries(
     st.integers(0, 20).map(lambda index: f"g000000.{index:02d}"), st.floats(0, 1), min_size=2
@@ -21,6 +22,18 @@ def test_mean_std_gives_unit_variance() -> None:
 
 def test_mean_keeps_the_scale() -> None:
     assert advantages({"a": 0.0, "b": 0.5}, "mean") == {"a": -0.25, "b": 0.25}
+
+
+@pytest.mark.parametrize("scores", [[0.0, 0.5], [1.0, 0.0, 0.25, 0.5]])
+def test_leave_one_out_is_relative_to_the_mean_of_the_others(scores: list[float]) -> None:
+    relative = advantages({str(index): score for index, score in enumerate(scores)}, "leave_one_out")
+    others = [(sum(scores) - score) / (len(scores) - 1) for score in scores]
+    assert list(relative.values()) == pytest.approx([s - o for s, o in zip(scores, others, strict=True)])
+
+
+@pytest.mark.parametrize("kind", ["mean_std", "mean", "leave_one_out"])
+def test_a_score_at_the_mean_has_an_advantage_of_exactly_zero(kind: AdvantageKind) -> None:
+    assert advantages({"a": 0.1, "b": 0.2, "c": 0.3}, kind)["b"] == 0.0
 
 
 @pytest.mark.parametrize("scores", [[0.1] * 7, [1.0] * 2, [0.0] * 3, [0.1 + 0.2, 0.3]])

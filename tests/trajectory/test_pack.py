@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gyre.loss.microstep import Trajectory
 from gyre.trajectory.config import SamplingConfig
-from gyre.trajectory.pack import PlannedGroup, ScoredExecution, pack, plan_group
+from gyre.trajectory.pack import PlannedGroup, ScoredExecution, plan_group
 from gyre.trajectory.records import CallRecord
 from gyre.trajectory.roles import classify
 from gyre.trajectory.tree import TrajectoryTree
@@ -40,8 +40,8 @@ def trajectories(planned: PlannedGroup) -> list[Trajectory]:
     return [trajectory for micro_step in planned.micro_steps for trajectory in micro_step.trajectories]
 
 
-def padded_tokens(packed: tuple[Trajectory, ...] | list[Trajectory]) -> int:
-    return len(packed) * max(trajectory.length_tokens for trajectory in packed)
+def by_execution(planned: PlannedGroup) -> list[Trajectory]:
+    return sorted(trajectories(planned), key=lambda trajectory: trajectory.execution)
 
 
 @st.composite
@@ -58,8 +58,7 @@ def groups(draw: st.DrawFn) -> list[ScoredExecution]:
 
 
 def test_a_trajectory_holds_what_was_recorded() -> None:
-    planned = plan(line(0, 0.0, tokens=4), line(1, 1.0, tokens=3))
-    first, second = trajectories(planned)
+    first, second = by_execution(plan(line(0, 0.0, tokens=4), line(1, 1.0, tokens=3)))
     assert np.frombuffer(first.token_ids, "<i4").tolist() == [1, 2, 3, 3]
     assert list(first.trainable) == [0, 0, 1, 1]
     assert np.frombuffer(first.old_logprobs, "<f4").tolist() == [0, 0, -0.5, -1.0]
@@ -71,13 +70,13 @@ def test_a_trajectory_holds_what_was_recorded() -> None:
 
 def test_a_trajectory_says_which_tokens_were_sampled_over_older_kv() -> None:
     mixed = replace(record("a", out=[3, 4], version=5, execution="g000000.00"), kv_versions=(5, 3))
-    found, _ = trajectories(plan(scored(0, 0.0, mixed), line(1, 1.0)))
+    found, _ = by_execution(plan(scored(0, 0.0, mixed), line(1, 1.0)))
     assert np.frombuffer(found.versions, "<i4").tolist() == [-1, -1, 5, 5]
     assert np.frombuffer(found.kv_versions, "<i4").tolist() == [-1, -1, 5, 3]
 
 
 def test_micro_steps_are_named_by_step_group_and_index() -> None:
-    planned = plan(line(0, 0.0, tokens=40), line(1, 1.0, tokens=40))
+    planned = plan(line(0, 0.0, tokens=40), line(1, 1.0, tokens=42), micro_step_tokens=41)
     assert [micro_step.id for micro_step in planned.micro_steps] == ["3.g000000.0", "3.g000000.1"]
     assert {(micro_step.step, micro_step.group) for micro_step in planned.micro_steps} == {(3, "g000000")}
 
@@ -119,18 +118,37 @@ def test_shuffled_advantages_are_a_permutation_fixed_by_the_seed() -> None:
     assert len({tuple(dealt.values()) for dealt in (first, other, plain)}) == 3
 
 
-def test_packing_takes_the_longest_first_up_to_the_padded_limit() -> None:
-    group = [line(index, float(index % 2), tokens) for index, tokens in enumerate([5, 9, 8, 3, 10, 3])]
-    lengths = [
-        [trajectory.length_tokens for trajectory in micro_step.trajectories]
-        for micro_step in plan(*group, micro_step_tokens=20).micro_steps
+def test_an_execution_at_the_mean_of_its_group_is_not_trained_but_counts() -> None:
+    planned = plan(line(0, 0.0), line(1, 0.5), line(2, 1.0))
+    assert [trajectory.execution for trajectory in by_execution(planned)] == ["g000000.00", "g000000.02"]
+    assert planned.executions == 3
+    assert planned.ledger.excluded_tokens == {"zero_advantage": 2}
+
+
+@pytest.mark.parametrize(
+    ("max_staleness", "trained"), [(0, [3]), (1, [2, 3]), (3, [0, 2, 3]), (None, [0, 2, 3])]
+)
+def test_stale_calls_are_context(max_staleness: int | None, trained: list[int]) -> None:
+    """Step 3 trains under version 3."""
+    calls = [
+        record("a", out=[10], execution="g000000.00", version=0),
+        record("b", "a", out=[12], execution="g000000.00", version=2),
+        record("c", "b", out=[13], execution="g000000.00", version=3),
     ]
-    assert lengths == [[10, 9], [8, 5], [3, 3]]
+    sampling = SamplingConfig(max_staleness=max_staleness)
+    planned = plan(scored(0, 1.0, *calls), scored(1, 0.0), sampling=sampling)
+    (found,) = trajectories(planned)
+    mask = np.frombuffer(found.trainable, np.bool_)
+    assert np.frombuffer(found.versions, "<i4")[mask].tolist() == trained
+    assert found.weight == 1.0
+    assert planned.ledger.excluded_tokens == ({"stale": 3 - len(trained)} if len(trained) < 3 else {})
 
 
-def test_a_trajectory_beyond_the_limit_gets_its_own_micro_step() -> None:
-    planned = plan(line(0, 0.0, 100), line(1, 1.0, 4), micro_step_tokens=10)
-    assert [len(micro_step.trajectories) for micro_step in planned.micro_steps] == [1, 1]
+def test_an_execution_that_is_stale_altogether_has_no_trajectory_and_counts() -> None:
+    planned = plan(line(0, 1.0), line(1, 0.0), sampling=SamplingConfig(max_staleness=2))
+    assert [trajectory.execution for trajectory in trajectories(planned)] == ["g000000.01"]
+    assert planned.executions == 2
+    assert planned.ledger.excluded_tokens == {"stale": 2}
 
 
 @settings(max_examples=50)
@@ -141,33 +159,15 @@ def test_packing_invariants_on_random_groups(
     sampling = SamplingConfig(max_trajectories=bound)
     planned = plan(*group, sampling=sampling, micro_step_tokens=limit)
     for micro_step in planned.micro_steps:
-        assert len(micro_step.trajectories) == 1 or padded_tokens(micro_step.trajectories) <= limit
+        assert len(micro_step.trajectories) == 1 or micro_step.tree_tokens <= limit
     packed = trajectories(planned)
     assert len({(trajectory.execution, trajectory.leaf) for trajectory in packed}) == len(packed)
     for execution in group:
         own = [trajectory for trajectory in packed if trajectory.execution == execution.execution]
         assert len(own) <= bound
-        if any(planned.advantages.values()) and execution.tree.sampled_tokens:
+        if planned.advantages[execution.execution] and execution.tree.sampled_tokens:
             assert sum(trajectory.weight for trajectory in own) == pytest.approx(1)
+        else:
+            assert own == []
     random.shuffle(group)
     assert plan(*group, sampling=sampling, micro_step_tokens=limit) == planned
-
-
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 100))
-def test_packing_covers_each_trajectory_exactly_once(lengths: list[int], limit: int) -> None:
-    given_ones = [
-        Trajectory(
-            execution=f"x{index}",
-            leaf=0,
-            role="main",
-            token_ids=bytes(4 * length),
-            trainable=bytes(length),
-            old_logprobs=bytes(4 * length),
-            versions=bytes(4 * length),
-            advantage=0.0,
-            weight=1.0,
-        )
-        for index, length in enumerate(lengths)
-    ]
-    packed = [trajectory for micro_step in pack(given_ones, limit) for trajectory in micro_step]
-    assert sorted(trajectory.execution for trajectory in packed) == sorted(t.execution for t in given_ones)

@@ -3,17 +3,19 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gyre.trajectory.config import DrawRule
 from gyre.trajectory.records import CallRecord
 from gyre.trajectory.roles import Roles, classify
 from gyre.trajectory.sampling import PRIORITY, Draw, draw, generator, trainable
 from gyre.trajectory.tree import TrajectoryTree
-from tests.trajectory.trees import random_records, record, tree_of
+from tests.trajectory.trees import calls_tool, random_records, record, says, tree_of, user
 
 # The 0.9999 quantile of chi-square by degrees of freedom.
-CHI_SQUARE_9999 = {2: 18.42, 5: 25.74}
+CHI_SQUARE_9999 = {2: 18.42, 3: 21.11, 5: 25.74}
 
 
 def forked() -> tuple[TrajectoryTree, Roles]:
@@ -33,8 +35,9 @@ def chi_square(observed: dict[object, int], expected: dict[object, float]) -> fl
 
 
 def draws_of(tree: TrajectoryTree, roles: Roles, bound: int, times: int) -> list[tuple[int, ...]]:
-    random = np.random.default_rng(20260)
-    return [tuple(drawn.leaf for drawn in draw(tree, roles, bound, random)) for _ in range(times)]
+    """Each under a seed of its own, as executions are drawn from."""
+    streams = (generator(seed, tree.execution) for seed in range(times))
+    return [tuple(drawn.leaf for drawn in draw(tree, roles, bound, random)) for random in streams]
 
 
 def test_the_first_draw_is_proportional_to_unmasked_tokens() -> None:
@@ -56,6 +59,104 @@ def test_later_draws_are_proportional_to_what_is_still_unmasked() -> None:
             expected[(first, second)] = times * tokens / 20 * count / sum(rest.values())
     observed = Counter(draws_of(tree, roles, 2, times))
     assert chi_square(dict(observed), expected) < CHI_SQUARE_9999[5]
+
+
+def test_classes_are_drawn_from_in_order_and_in_proportion_inside_each() -> None:
+    """Two leaves of the main agent (3 and 1 tokens), its summary (2), two of a sub-agent (1 and 2)."""
+    spawn = calls_tool("spawn", prompt="do it")
+    tree = tree_of(
+        record("m1", out=[1] * 3, messages=[user("go")], output=spawn),
+        record(
+            "s", out=[1] * 2, messages=[user("sum up")], output=says("half of it is done"), has_tools=False
+        ),
+        record("m2", out=[1], messages=[user("So far: half of it is done")]),
+        record("a1", out=[1], messages=[user("do it")]),
+        record("a2", out=[1] * 2, messages=[user("do it")]),
+    )
+    roles = classify(tree)
+    assert roles.of_node == ("main", "main_summary", "main", "sub_agent", "sub_agent")
+    times = 10_000
+    expected: dict[object, float] = {
+        (first, 2 - first, 1, third): times * of_main / 4 * of_sub_agent / 3
+        for first, of_main in {0: 3, 2: 1}.items()
+        for third, of_sub_agent in {3: 1, 4: 2}.items()
+    }
+    observed = Counter(draws_of(tree, roles, 4, times))
+    assert chi_square(dict(observed), expected) < CHI_SQUARE_9999[3]
+
+
+def by_coverage(tree: TrajectoryTree, bound: int = 9) -> list[Draw]:
+    return draw(tree, classify(tree), bound, np.random.default_rng(0), rule="coverage")
+
+
+def test_coverage_takes_what_adds_most_then_what_is_cheaper_then_what_is_earlier() -> None:
+    tree = tree_of(
+        record("trunk", out=[1] * 4),
+        record("cheap", "trunk", new=[1], out=[1] * 3),
+        record("dear", "trunk", new=[1] * 9, out=[1] * 3),
+        record("as cheap", "trunk", new=[2], out=[1] * 3),
+        record("most", "trunk", new=[1] * 9, out=[1] * 5),
+    )
+    assert [drawn.leaf for drawn in by_coverage(tree)] == [4, 1, 3, 2]
+    assert [drawn.leaf for drawn in by_coverage(tree, bound=2)] == [4, 1]
+
+
+@pytest.mark.parametrize(("tokens", "order"), [(24, [0, 1]), (25, [1, 0])])
+def test_coverage_skips_a_class_below_a_quarter_of_the_best(tokens: int, order: list[int]) -> None:
+    """The main agent's leaf adds 6 tokens: a quarter of 24, less than that of 25."""
+    main = record("m", out=[1] * 6, messages=[user("go")], output=calls_tool("spawn", prompt="do it"))
+    tree = tree_of(main, record("s", out=[1] * tokens, messages=[user("do it")]))
+    assert [drawn.leaf for drawn in by_coverage(tree)] == order
+
+
+@given(random_records(), st.integers(1, 6))
+def test_coverage_takes_the_most_of_the_first_class_that_is_worth_it(
+    records: list[CallRecord], bound: int
+) -> None:
+    tree = tree_of(*records)
+    roles = classify(tree)
+    masked: set[int] = set()
+    draws = by_coverage(tree, bound)
+    for drawn in draws:
+        adds = {
+            leaf.index: sum(node.sampled_tokens for node in tree.path(leaf) if node.index not in masked)
+            for leaf in tree.leaves()
+        }
+        best = {role: 0 for role in PRIORITY}
+        for leaf, tokens in adds.items():
+            best[roles.of_node[leaf]] = max(best[roles.of_node[leaf]], tokens)
+        assert drawn.role == next(role for role in PRIORITY if best[role] >= 0.25 * max(best.values()))
+        trained = sum(tree.nodes[index].sampled_tokens for index in drawn.trains)
+        assert adds[drawn.leaf] == best[drawn.role] == trained > 0
+        masked |= {node.index for node in tree.path(tree.nodes[drawn.leaf])}
+    if len(draws) < bound:
+        assert masked >= {node.index for node in tree.nodes if node.sampled_tokens}
+
+
+@given(random_records(), st.integers(0, 3))
+def test_all_draws_every_leaf_that_adds_something_whatever_the_seed(
+    records: list[CallRecord], seed: int
+) -> None:
+    tree = tree_of(*records)
+    draws = draw(tree, classify(tree), 1, generator(seed, tree.execution), rule="all")
+    keys = [(PRIORITY.index(drawn.role), drawn.leaf) for drawn in draws]
+    assert keys == sorted(set(keys))
+    assert {leaf.index for leaf in tree.leaves() if leaf.sampled_tokens} <= {drawn.leaf for drawn in draws}
+    assert all(drawn.trains for drawn in draws)
+    trained = [index for drawn in draws for index in drawn.trains]
+    assert sorted(trained) == [node.index for node in tree.nodes if node.sampled_tokens]
+
+
+@given(random_records(), st.sampled_from(["paper", "coverage", "all"]), st.data())
+def test_what_is_barred_is_trained_by_none(
+    records: list[CallRecord], rule: DrawRule, data: st.DataObject
+) -> None:
+    tree = tree_of(*records)
+    barred = data.draw(st.sets(st.sampled_from(range(len(records)))))
+    draws = draw(tree, classify(tree), 99, np.random.default_rng(0), rule=rule, barred=barred)
+    trained = [index for drawn in draws for index in drawn.trains]
+    wanted = [node.index for node in tree.nodes if node.sampled_tokens and node.index not in barred]
+    assert sorted(trained) == wanted
 
 
 def test_a_shared_prefix_is_trained_by_the_first_draw_only() -> None:

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from gyre.cell.train.batch import Batch, collate
 from gyre.cell.weights import local, parameters
-from gyre.loss import LossConfig, MicroStep, MicroStepStats
+from gyre.loss import LossConfig, MicroStep, MicroStepStats, Trajectory
 from gyre.loss.gspo import gspo_loss, token_logprobs
 
 
 class Trainer:
-    """A training module, its gradients in fp32. Every micro-step's gradient is computed from zero and then
+    """A training module, its gradients in fp32. Every batch's gradient is computed from zero and then
     added, so that it does not depend on what was accumulated before."""
 
     def __init__(
@@ -37,11 +37,16 @@ class Trainer:
         """Accumulates the gradient of this rank's trajectories. Raises FloatingPointError on a loss that is
         not finite."""
         began = time.monotonic()
-        mine = list(micro_step.trajectories[self._rank :: self._ranks])
-        batch = collate(mine, self.model.device)
-        loss, stats = self._forward(batch)
+        stats = MicroStepStats()
+        # Each rank has its part of each batch, be it empty: all of them run together.
+        for batch in micro_step.batched:
+            stats += self._batch(micro_step.id, list(batch[self._rank :: self._ranks]))
+        return stats + MicroStepStats(seconds=time.monotonic() - began)
+
+    def _batch(self, micro_step: str, mine: list[Trajectory]) -> MicroStepStats:
+        loss, stats = self._forward(collate(mine, self.model.device))
         if not torch.isfinite(loss):
-            raise FloatingPointError(f"micro-step {micro_step.id}: the loss is {float(loss.detach())}")
+            raise FloatingPointError(f"micro-step {micro_step}: the loss is {float(loss.detach())}")
         # FSDP2 averages over the ranks, but the trajectories of a micro-step add up.
         torch.autograd.backward(loss * self._ranks)
         with torch.no_grad():
@@ -50,9 +55,7 @@ class Trainer:
                     total += local(parameter.grad)
                 parameter.grad = None
         lengths = sum(t.length_tokens for t in mine)
-        return stats + MicroStepStats(
-            trajectories=len(mine), tokens=lengths, seconds=time.monotonic() - began
-        )
+        return stats + MicroStepStats(trajectories=len(mine), tokens=lengths)
 
     def _forward(self, batch: Batch) -> tuple[Tensor, MicroStepStats]:
         # The logits at t predict token t + 1; only positions that some row trains go through the head.

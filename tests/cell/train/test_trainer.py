@@ -78,6 +78,21 @@ def test_the_gradient_does_not_depend_on_the_cut(policy: PreTrainedModel, traine
         assert_same_gradients(gradients(trainer, *cut), whole)
 
 
+def test_the_gradient_and_the_sums_do_not_depend_on_the_batches(
+    policy: PreTrainedModel, trainer: Trainer
+) -> None:
+    trajectories = group(policy)
+    at_once = trainer.micro_step(micro_step(*trajectories))
+    whole = trainer.gradients
+    trainer.drop_gradients()
+    batches = ((6, 0, 3), (5,), (1, 4, 2))
+    in_batches = trainer.micro_step(msgspec.structs.replace(micro_step(*trajectories), batches=batches))
+    assert_same_gradients(trainer.gradients, whole)
+    for field in ("trajectories", "tokens", "trained_tokens", "clipped"):
+        assert getattr(in_batches, field) == getattr(at_once, field)
+    assert in_batches.loss == pytest.approx(at_once.loss, rel=1e-4)
+
+
 def test_a_micro_step_does_not_depend_on_what_was_accumulated(
     policy: PreTrainedModel, trainer: Trainer
 ) -> None:

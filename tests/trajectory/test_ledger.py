@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import random as std_random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gyre.trajectory.book import Book
+from gyre.trajectory.config import SamplingConfig
+from gyre.trajectory.ledger import Ledger, account, untrainable
+from gyre.trajectory.pack import PlannedGroup, ScoredExecution, plan_group
+from gyre.trajectory.roles import Roles, classify
+from gyre.trajectory.sampling import Draw
+from tests.trajectory.trees import random_records, record, result, spec, tree_of
+
+STEP = 8
+
+samplings = st.builds(
+    SamplingConfig,
+    draw=st.sampled_from(["paper", "coverage", "all"]),
+    max_trajectories=st.integers(1, 4),
+    max_staleness=st.none() | st.integers(0, 9),
+    advantage=st.sampled_from(["mean_std", "mean", "leave_one_out"]),
+    shuffle_advantages=st.booleans(),
+)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> list[ScoredExecution]:
+    found = []
+    for index in range(draw(st.integers(1, 4))):
+        records = draw(random_records(execution=f"g000000.{index:02d}", max_calls=6))
+        tree = tree_of(*records)
+        score = draw(st.sampled_from([0.0, 0.5, 1.0]))
+        found.append(ScoredExecution(execution=tree.execution, score=score, tree=tree, roles=classify(tree)))
+    return found
+
+
+def trained_positions(planned: PlannedGroup, executions: list[ScoredExecution]) -> Counter[tuple[str, str]]:
+    """Tokens that micro-steps train, by execution and call, as their masks say."""
+    trees = {execution.execution: execution.tree for execution in executions}
+    found: Counter[tuple[str, str]] = Counter()
+    for micro_step in planned.micro_steps:
+        for trajectory in micro_step.trajectories:
+            tree = trees[trajectory.execution]
+            at, mask = 0, np.frombuffer(trajectory.trainable, np.uint8)
+            for node in tree.path(tree.nodes[trajectory.leaf]):
+                end = at + len(node.tokens.sampled)
+                assert not (mask[at:end] & ~node.tokens.sampled).any()
+                found[tree.execution, node.call] += int(mask[at:end].sum())
+                at = end
+    return +found
+
+
+@settings(max_examples=100)
+@given(groups(), samplings, st.integers(1, 60), st.randoms())
+def test_every_sampled_token_is_in_exactly_one_place(
+    executions: list[ScoredExecution], sampling: SamplingConfig, limit: int, random: std_random.Random
+) -> None:
+    planned = plan_group("g000000", STEP, executions, sampling, limit)
+    trained = Counter({(its.execution, its.call): its.tokens for its in planned.ledger.trained})
+    excluded = Counter({(its.execution, its.call): its.tokens for its in planned.ledger.excluded})
+    sampled = {
+        (execution.execution, node.call): node.sampled_tokens
+        for execution in executions
+        for node in execution.tree.nodes
+        if node.sampled_tokens
+    }
+    assert len(planned.ledger.trained) + len(planned.ledger.excluded) == len(sampled)
+    assert trained + excluded == sampled
+    assert trained == trained_positions(planned, executions)
+    random.shuffle(executions)
+    assert plan_group("g000000", STEP, executions, sampling, limit) == planned
+
+
+@given(groups(), samplings)
+def test_a_reason_is_true(executions: list[ScoredExecution], sampling: SamplingConfig) -> None:
+    planned = plan_group("g000000", STEP, executions, sampling, 60)
+    trees = {execution.execution: execution.tree for execution in executions}
+    versions = {
+        (execution, node.call): node.tokens.versions.max(initial=-1)
+        for execution, tree in trees.items()
+        for node in tree.nodes
+    }
+    draws = Counter(t.execution for micro_step in planned.micro_steps for t in micro_step.trajectories)
+    limit = sampling.max_staleness
+    for its in planned.ledger.excluded:
+        age = STEP - versions[its.execution, its.call]
+        match its.reason:
+            case "discarded_group":
+                assert len(executions) < 2
+            case "zero_advantage":
+                assert planned.advantages[its.execution] == 0.0
+            case "stale":
+                assert limit is not None and age > limit
+            case "not_drawn":
+                assert sampling.draw != "all" and draws[its.execution] == sampling.max_trajectories
+            case other:
+                raise AssertionError(other)
+    if limit is not None:
+        assert all(STEP - versions[its.execution, its.call] <= limit for its in planned.ledger.trained)
+
+
+def test_a_call_of_a_role_that_is_not_trained_is_listed_as_auxiliary() -> None:
+    tree = tree_of(record("a"), record("title", out=[1, 2]))
+    roles = Roles(of_node=("main", "auxiliary"), summaries={}, spawns={})  # type: ignore[arg-type]
+    barred = untrainable(tree, roles, None)
+    ledger = account(tree, [Draw(leaf=0, role="main", trains=frozenset([0]))], barred)
+    assert ledger.excluded_tokens == {"auxiliary": 2}
+    assert ledger.trained_tokens == 1
+
+
+def test_a_call_that_two_draws_train_is_an_error() -> None:
+    tree = tree_of(record("a"), record("b", "a"), record("c", "a"))
+    draws = [Draw(leaf=leaf, role="main", trains=frozenset([0, leaf])) for leaf in (1, 2)]
+    with pytest.raises(ValueError, match=r"g000000\.00: call a is trained twice"):
+        account(tree, draws, {})
+
+
+def test_what_has_no_tree_in_the_group_is_listed_by_its_counts() -> None:
+    book = Book()
+    for execution, score in {"g000000.00": 1.0, "g000000.01": None}.items():
+        for attempt in (1, 2):
+            book.open(spec(execution, attempt=attempt))
+            book.record(record("a", out=[1] * attempt, execution=execution))
+        book.close(book.end(spec(execution), result(execution, score)))
+    assert book.group("g000000").excluded_tokens(Ledger()) == {"dropped": 2, "earlier_attempt": 2}
+
+
+def test_of_an_evaluation_nothing_is_trained() -> None:
+    book = Book()
+    book.open(spec("e000000.00"))
+    book.record(record("a", out=[1] * 3, execution="e000000.00"))
+    book.close(book.end(spec("e000000.00"), result("e000000.00", 1.0)))
+    assert book.group("e000000").excluded_tokens(Ledger()) == {"evaluation": 3}
