@@ -174,6 +174,10 @@ class Backend(Protocol):
     async def notify(self, peer: str, message: bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Returns when the peer has it in its queue. Raises TransferError."""
 
+    async def until_lost(self, peer: str) -> None:
+        """Returns when the peer has died, closed, or cannot be reached. Raises TransferError where that is
+        not known."""
+
     def notes(self) -> AsyncIterator[Note]:
         """What peers tell, in the order it came, until `close`. One reader at a time."""
 

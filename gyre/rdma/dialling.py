@@ -53,6 +53,7 @@ class Lanes:
         self._token = token
         self._me = me
         self._ways: dict[str, _Way] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
 
     @asynccontextmanager
     async def lane(self, address: str) -> AsyncIterator[Lane]:
@@ -71,7 +72,35 @@ class Lanes:
             if not lane.closed:
                 way.idle.append(lane)
 
-    def close(self) -> None:
+    async def until_lost(self, address: str) -> None:
+        """Until the peer is gone; ValueError where there is no such address. One lane, of no operation, tells
+        all who wait, now and later."""
+        place = parse(address)
+        watch = self._watches.get(address)
+        if watch is None:
+            watch = asyncio.get_running_loop().create_task(self._watch(place), name=f"watch {address}")
+            self._watches[address] = watch
+            watch.add_done_callback(lambda _: self._watches.pop(address, None))
+        await asyncio.wait({watch})
+
+    async def _watch(self, place: tuple[str, int] | str) -> None:
+        try:
+            lane = await call(place, self._token, self._me)
+        except LaneLost:
+            return
+        try:
+            # Unasked it says nothing, as long as it lives.
+            await lane.ended()
+        except LaneLost:
+            pass
+        finally:
+            lane.close()
+
+    async def close(self) -> None:
+        watches = [*self._watches.values()]
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
         for way in self._ways.values():
             for lane in way.idle:
                 lane.close()

@@ -179,6 +179,10 @@ class Exchange(abc.ABC):
                 await lane.send(Tell(message))
                 expect(await lane.receive(), Done)
 
+    async def until_lost(self, peer: str) -> None:
+        with told("", peer, At(), 0.0, self._lost):
+            await self._open_lanes.until_lost(peer)
+
     def notes(self) -> AsyncIterator[Note]:
         if self._answering is None:
             raise RuntimeError(f"the backend {self.name} was not started")
@@ -195,7 +199,7 @@ class Exchange(abc.ABC):
         if self._answering is not None:
             await self._answering.close()
         if self._lanes is not None:
-            self._lanes.close()
+            await self._lanes.close()
         await self._ending()
 
     async def _ending(self) -> None:

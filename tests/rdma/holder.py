@@ -88,7 +88,7 @@ class Place:
                 return Answer()
             case "hear":
                 async for note in backend.notes():
-                    return Answer(text=f"{note.peer} {note.message.decode()}")
+                    return Answer(text=f"{note.peer} {note.message.decode(errors='replace')}")
             case "left":
                 return Answer(text=str(left(self._folder)))
             case "end":

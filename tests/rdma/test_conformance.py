@@ -323,8 +323,15 @@ async def test_a_peer_that_is_killed(backend: Backend, kind: str, folder: Path, 
             await backend.read(mine, remote, whole(nbytes), timeout_s=10)
 
     reading = asyncio.ensure_future(read_on())
+    lost = [asyncio.ensure_future(backend.until_lost(holder.address)) for _ in range(2)]
+    lost[0].cancel()
     await asyncio.sleep(0.03)
+    assert not lost[1].done()
     process.kill()
+    async with asyncio.timeout(5):
+        await lost[1]
+        # And of one that cannot be reached by now.
+        await backend.until_lost(holder.address)
     with pytest.raises(TransferError, match=f"victim of {holder.address}: (dial|admit|move)"):
         await reading
     with pytest.raises(PeerLost, match="dial"):
@@ -347,6 +354,8 @@ async def test_a_backend_that_was_closed_does_nothing(kind: str, folder: Path, h
         await backend.read(mine, remote, whole(100))
     with pytest.raises(TransferError, match="is not running"):
         await backend.notify(holder.address, b"hello")
+    with pytest.raises(TransferError, match="is not running"):
+        await backend.until_lost(holder.address)
     with pytest.raises(RegionError, match="is not running"):
         await backend.allocate("more", 100)
     assert [note async for note in backend.notes()] == []

@@ -31,6 +31,7 @@ from gyre.cell.engine.kv_moves import KvMoves
 from gyre.cell.engine.rollout import Rollout, Runner
 from gyre.cell.engine.scheduler import Scheduler
 from gyre.cell.engine.sequence import Sequence
+from gyre.cell.engine.unheard import unheard
 from gyre.rdma import RegionError
 
 log = structlog.get_logger()
@@ -210,6 +211,7 @@ class DrivenEngine:
         task = asyncio.get_running_loop().create_task(self._import(moves, manifest), name="import KV")
         self._importing.add(task)
         task.add_done_callback(self._importing.discard)
+        task.add_done_callback(unheard)
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
@@ -261,6 +263,7 @@ class DrivenEngine:
         task = asyncio.get_running_loop().create_task(self.release_kv(pin), name="expire a pin")
         self._expiring.add(task)
         task.add_done_callback(self._expiring.discard)
+        task.add_done_callback(unheard)
 
     def metrics(self) -> EngineMetrics:
         return self._rollout.metrics()
@@ -311,7 +314,9 @@ class DrivenEngine:
 
     async def _surely_on_lane(self, work: Callable[[], None]) -> None:
         """Also where nobody waits for it any more: it is there, before whatever comes next."""
-        await asyncio.shield(asyncio.wrap_future(self._lane.run(partial(self._job, work))))
+        done = asyncio.wrap_future(self._lane.run(partial(self._job, work)))
+        done.add_done_callback(unheard)
+        await asyncio.shield(done)
 
     def _submit(self, work: Callable[[], None]) -> None:
         """Runs it on the lane; if it fails, every live call is told."""

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from gyre.cell.engine.base import KvManifest, KvUnavailable, pack_ids, unpack_ids
-from gyre.rdma import Backend, Note, RegionError
+from gyre.rdma import Backend, Note, PeerLost, RegionError
 
 # Of a stage: some are filled for others while others' KV comes by the rest.
 SLOTS_OUT = 2
@@ -104,12 +104,26 @@ class KvRelay:
         wanted = self._wanted[ticket] = asyncio.get_running_loop().create_future()
         try:
             await self._tell(peer, Want(ticket, manifest.pin, pack_ids(blocks)))
-            yield await wanted
+            yield await self._slot(peer, wanted)
         finally:
             del self._wanted[ticket]
             # A slot that comes later is given back as it comes.
             if wanted.done() and not wanted.cancelled() and wanted.exception() is None:
                 self._begin(self._taken(peer, Taken(ticket, manifest.pin)))
+
+    async def _slot(self, peer: str, wanted: asyncio.Future[int]) -> int:
+        """Who gives may wait for a slot, or be dead."""
+        lost = asyncio.get_running_loop().create_task(self._backend.until_lost(peer), name="watch a giver")
+        try:
+            either: set[asyncio.Future[Any]] = {wanted, lost}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not wanted.done():
+                lost.result()
+                raise PeerLost("", peer, "notify", "it is gone, and the KV with it")
+            return wanted.result()
+        finally:
+            lost.cancel()
+            await asyncio.gather(lost, return_exceptions=True)
 
     async def close(self) -> None:
         """All pins have ended: who waits for something hears that."""

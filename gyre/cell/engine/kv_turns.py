@@ -13,6 +13,7 @@ from gyre.cell.engine.base import KvManifest, KvPart, KvUnavailable
 from gyre.cell.engine.handover import KvStore, Reservation
 from gyre.cell.engine.kv_home import KvHome, Pool, Step, block_bytes, compare, overlap, steps_of
 from gyre.cell.engine.kv_relay import SLOTS_IN, SLOTS_OUT, KvRelay
+from gyre.cell.engine.unheard import unheard
 from gyre.rdma import Extent, HeldRegions, RegionError
 
 R = TypeVar("R")
@@ -120,6 +121,7 @@ class KvTurns:
     async def _wholly(self, job: Callable[[], None]) -> None:
         """Cancelled, it returns when the job is over: what it reads is somebody's slot."""
         done = asyncio.wrap_future(self._run(job))
+        done.add_done_callback(unheard)
         try:
             await asyncio.shield(done)
         except asyncio.CancelledError:

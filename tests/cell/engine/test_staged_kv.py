@@ -4,6 +4,8 @@ on two GPUs: GYRE_TEST_DEVICE=cuda pytest tests/cell/engine/test_staged_kv.py.""
 from __future__ import annotations
 
 import asyncio
+import gc
+import itertools
 import os
 import tempfile
 import threading
@@ -18,15 +20,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.cell.engine import Engine, KvUnavailable, SamplingParams, pack_ids
+from gyre.cell.engine import Engine, KvManifest, KvUnavailable, SamplingParams, pack_ids
 from gyre.cell.engine.kv_home import KvHome
 from gyre.cell.engine.kv_relay import SLOTS_OUT, Declined, Filled, KvRelay, Taken, Want
 from gyre.cell.engine.native import NativeEngine
-from gyre.rdma import Backend, BackendName, RegionError, SharedMemory, make_backend
+from gyre.rdma import Backend, BackendName, PeerLost, RegionError, SharedMemory, make_backend
 from gyre.rdma.shm_backend import ShmBackend
 from tests.cell.engine.calls import generate, prompt, until
 from tests.cell.engine.conftest import NativeCase, TensorCase
 from tests.cell.engine.followers import Followers
+from tests.rdma.conftest import Holder, Process
 
 ONE = SamplingParams(temperature=0.0, max_new_tokens=1)
 # 3 blocks of the tiny model.
@@ -231,6 +234,75 @@ async def test_a_slot_that_is_filled_for_nobody_is_free_again(staged: Staged) ->
     assert await first.release_kv(manifest.pin)
     await first.close()
     thread.shutdown()
+
+
+async def test_a_giver_that_is_killed_is_not_waited_for(shm: Path) -> None:
+    """It has heard what is wanted, and says nothing."""
+    process = Process(shm)
+    holder = Holder(process, "shm")
+    await holder.start()
+    manifest = KvManifest(
+        session="s",
+        layout=None,  # type: ignore[arg-type]
+        newest=0,
+        tokens=b"",
+        blocks=(0,),
+        parts=(),
+        pin="pin",
+        proof=await holder.hold("proof", 8),
+        lease_s=1000.0,
+    )
+    backend = ShmBackend(SharedMemory(shm))
+    await backend.start()
+    taker = KvRelay(backend, lambda blocks, slot: Future(), slot_blocks=3)
+
+    async def take() -> None:
+        async with taker.turn(manifest, [0]):
+            raise AssertionError("nobody gave anything")
+
+    taking = asyncio.create_task(take())
+    assert (await holder.ask("hear")).text.startswith(backend.address)
+    assert not taking.done()
+    process.kill()
+    async with asyncio.timeout(5.0):
+        with pytest.raises(PeerLost, match="it is gone"):
+            await taking
+    assert not taker._wanted
+    process.end()
+    await taker.close()
+    await backend.close()
+
+
+async def test_no_error_of_a_write_is_left_unheard(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that fails ends the import, and the next fails after that."""
+    unheard: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    first, second = await staged.awake(), await staged.awake()
+    assert second._moves is not None and second._moves._turns is not None
+    await generate(first, prompt(200), ONE)
+    manifest = await first.export_kv("s")
+    for block in manifest.blocks:
+        first._runner.kv.data[block, 1, 1, 7, 1, 15] += 1.0
+    go, write = (threading.Event(), threading.Event()), second._moves._turns._write
+    writes = itertools.count()
+
+    def held(*what: Any) -> None:
+        go[min(next(writes), 1)].wait(30.0)
+        write(*what)
+
+    monkeypatch.setattr(second._moves._turns, "_write", held)
+    taking = asyncio.create_task(second.import_kv(manifest))
+    async with asyncio.timeout(10.0):
+        await until(first, lambda _: len(relay(first)._free) == 0)
+        go[0].set()
+        await until(first, lambda _: len(relay(first)._free) == 1)
+        go[1].set()
+        with pytest.raises(KvUnavailable, match="other bytes"):
+            await taking
+    await first.release_kv(manifest.pin)
+    await slots_are_free(first, second)
+    gc.collect()
+    assert unheard == []
 
 
 _TOLD = st.one_of(
