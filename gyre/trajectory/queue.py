@@ -99,9 +99,10 @@ class _Step:
         self.contributions: list[Manifest] = []
 
     def next_ready(self) -> _Item | None:
-        """The first ready one in canonical order: by group, then by index in the group."""
-        keys = [key for key, item in self.items.items() if item.ready]
-        return self.items[min(keys)] if keys else None
+        """The longest ready one, so that what is claimed last is short and the cells end together; of equally
+        long ones the first by group, then by index in the group."""
+        ready = [(-item.micro_step.tree_tokens, key) for key, item in self.items.items() if item.ready]
+        return self.items[min(ready)[1]] if ready else None
 
     @property
     def is_accepted(self) -> bool:

@@ -45,13 +45,22 @@ class Queue:
         return answer
 
 
-def test_micro_steps_are_claimed_in_canonical_order_whatever_the_order_of_groups() -> None:
+def test_micro_steps_of_one_length_are_claimed_in_canonical_order_whatever_the_order_of_groups() -> None:
     queue = Queue()
     queue.add(1, 2)
     queue.add(0, 1)
     leases = [queue.lease(0), queue.lease(1), queue.lease(2)]
     assert [x.micro_step.id for x in leases] == ["0.g000000.0", "0.g000001.0", "0.g000001.1"]
     assert len({x.token for x in leases}) == 3
+
+
+def test_the_longest_micro_step_is_claimed_first() -> None:
+    queue = Queue()
+    for number, tokens in {0: (5, 2), 1: (9, 5)}.items():
+        its = [replace(m, tree_tokens=n) for m, n in zip(micro_steps(number, 2), tokens, strict=True)]
+        queue.core.add_group(group_name(number), 0, 4, tuple(its))
+    leases = [queue.lease(cell) for cell in range(4)]
+    assert [x.micro_step.id for x in leases] == ["0.g000001.0", "0.g000000.0", "0.g000001.1", "0.g000000.1"]
 
 
 def test_only_the_current_step_is_claimed_from() -> None:
