@@ -14,6 +14,8 @@ import structlog
 from gyre.actors import Actor, Ref, handles
 from gyre.cell.engine.base import SamplingParams
 from gyre.proxy.api_chat import ChatCompletions
+from gyre.proxy.api_messages import CountTokens, Messages
+from gyre.proxy.api_responses import InputTokens, Responses
 from gyre.proxy.calls import CallDesk
 from gyre.proxy.codec import Codec
 from gyre.proxy.config import ProxyConfig
@@ -67,7 +69,15 @@ class ProxyActor(Actor):
             window_tokens=config.window_tokens,
             model_name=config.model_name,
         )
-        server = ProxyServer(config.proxy, self._desk, [ChatCompletions()], config.model_name)
+        messages = Messages()
+        server = ProxyServer(
+            config.proxy,
+            self._desk,
+            [ChatCompletions(), Responses(), messages],
+            [CountTokens(), InputTokens()],
+            messages,
+            config.model_name,
+        )
         self._server = server
         self._base_url = await server.start(config.unix_socket)
         log.info("proxy_listening", base_url=self._base_url, unix_socket=str(config.unix_socket or ""))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from gyre.proxy.conversation import CallError, CallRequest, Completion
+import msgspec
+
+from gyre.proxy.conversation import CallError, CallRequest, Completion, bad_request
 
 # Headers by which harnesses name a session or an agent. They only ever tell calls apart.
 _HINT_HEADERS = (
@@ -15,28 +17,44 @@ _HINT_HEADERS = (
     "thread-id",
     "x-session-id",
 )
+# A delta is at most so long, that no client meets a line beyond its reader's limit.
+_DELTA_CHARACTERS = 8192
+
+_Body = TypeVar("_Body")
 
 
-class Api(Protocol):
-    """`path` is where its calls are posted; `keep_alive` is what a waiting stream may carry."""
+class Speech(Protocol):
+    """What the requests and errors at one path look like."""
 
     path: str
-    keep_alive: bytes
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> CallRequest:
         """Raises CallError, and nothing else, whatever the body is."""
 
-    def answer(self, completion: Completion) -> bytes:
+    def error(self, error: CallError) -> bytes:
+        """The body of an answer with the error's status."""
+
+
+class Api(Speech, Protocol):
+    """Calls are posted to `path`; `keep_alive` is what a waiting stream may carry."""
+
+    keep_alive: bytes
+
+    def answer(self, request: CallRequest, completion: Completion) -> bytes:
         """The body of a whole answer."""
 
     def events(self, request: CallRequest, completion: Completion) -> Iterator[bytes]:
         """The same as a stream of server-sent events, in order, the end included."""
 
-    def error(self, error: CallError) -> bytes:
-        """The body of an answer with the error's status."""
-
     def error_event(self, error: CallError) -> bytes:
-        """The error within a stream that has begun."""
+        """The error within a stream that has begun, but carried nothing except keep-alives."""
+
+
+class TokenCounter(Speech, Protocol):
+    """Tells how many tokens a call's prompt would have, without making it."""
+
+    def count(self, prompt_tokens: int) -> bytes:
+        """The body of the answer."""
 
 
 def key_of(headers: Mapping[str, str]) -> str | None:
@@ -55,3 +73,55 @@ def hints_of(headers: Mapping[str, str]) -> tuple[str, ...]:
 def says_retry(headers: Mapping[str, str]) -> bool:
     """Its client counts a repetition. Most never do, so nothing may depend on it alone."""
     return headers.get("x-stainless-retry-count", "0").strip() not in ("", "0")
+
+
+def decode_body(decoder: msgspec.json.Decoder[_Body], body: bytes, what: str) -> _Body:
+    """The body as a request of its API, which `what` names. Raises CallError."""
+    try:
+        return decoder.decode(body)
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
+    except msgspec.ValidationError as error:
+        raise bad_request(f"the body is not {what}: {error}") from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from None
+
+
+def parse_arguments(arguments: str | dict[str, Any] | None) -> dict[str, Any] | str:
+    """A call's arguments as an object; the text as it came where that is none."""
+    if not isinstance(arguments, str):
+        return arguments or {}
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any]) if arguments else {}
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return arguments
+
+
+def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """A tool in the one form that conversations have, whichever API offers it."""
+    described = {} if description is None else {"description": description}
+    return {"type": "function", "function": {"name": name, **described, "parameters": parameters or {}}}
+
+
+def not_supported(place: str, kind: str) -> CallError:
+    """For images and other content that a policy of text cannot read."""
+    return bad_request(f"{place}.type = {kind!r} is not supported; send text")
+
+
+def deltas(text: str) -> Iterator[str]:
+    """A text in pieces for a stream."""
+    for start in range(0, len(text), _DELTA_CHARACTERS):
+        yield text[start : start + _DELTA_CHARACTERS]
+
+
+def server_event(name: str, fields: Mapping[str, Any]) -> bytes:
+    """A named server-sent event, whose data repeats the name as its `type`."""
+    data = msgspec.json.encode({"type": name, **fields})
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def openai_error(error: CallError) -> dict[str, Any]:
+    """As all of OpenAI's APIs say it."""
+    kinds = {401: "authentication_error", 404: "not_found_error"}
+    kind = "server_error" if error.status >= 500 else kinds.get(error.status, "invalid_request_error")
+    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from gyre.proxy.api import hints_of, says_retry
+from gyre.proxy.api import (
+    decode_body,
+    deltas,
+    hints_of,
+    not_supported,
+    openai_error,
+    parse_arguments,
+    says_retry,
+)
 from gyre.proxy.conversation import (
     CallError,
     CallRequest,
@@ -20,8 +28,6 @@ from gyre.proxy.conversation import (
     bad_request,
 )
 
-# A delta is at most so long, that no client meets a line beyond its reader's limit.
-_DELTA_CHARACTERS = 8192
 _ROLES: dict[str, MessageRole] = {
     "system": "system",
     "developer": "system",
@@ -86,14 +92,7 @@ class ChatCompletions:
     keep_alive = b": waiting\n\n"
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> CallRequest:
-        try:
-            fields = _DECODER.decode(body)
-        except RecursionError:
-            raise bad_request("the body is nested too deeply") from None
-        except msgspec.ValidationError as error:
-            raise bad_request(f"the body is not a chat completion request: {error}") from None
-        except (msgspec.DecodeError, UnicodeError) as error:
-            raise bad_request(f"the body is not valid JSON: {error}") from None
+        fields = decode_body(_DECODER, body, "a chat completion request")
         if fields.n not in (None, 1):
             raise bad_request(f"n = {fields.n} is not supported; send n = 1")
         options = fields.stream_options
@@ -111,7 +110,7 @@ class ChatCompletions:
             is_retry=says_retry(headers),
         )
 
-    def answer(self, completion: Completion) -> bytes:
+    def answer(self, request: CallRequest, completion: Completion) -> bytes:
         choice = {
             "index": 0,
             "message": completion.message.to_openai() | {"refusal": None},
@@ -132,9 +131,10 @@ class ChatCompletions:
             return event([{"index": 0, "delta": fields, "finish_reason": finish_reason}])
 
         yield delta({"role": "assistant", "content": ""})
-        text = completion.message.text
-        for start in range(0, len(text), _DELTA_CHARACTERS):
-            yield delta({"content": text[start : start + _DELTA_CHARACTERS]})
+        for piece in deltas(completion.message.reasoning or ""):
+            yield delta({"reasoning_content": piece})
+        for piece in deltas(completion.message.text):
+            yield delta({"content": piece})
         for index, call in enumerate(completion.message.to_openai().get("tool_calls", ())):
             yield delta({"tool_calls": [{"index": index, **call}]})
         yield delta({}, completion.finish_reason)
@@ -143,10 +143,10 @@ class ChatCompletions:
         yield b"data: [DONE]\n\n"
 
     def error(self, error: CallError) -> bytes:
-        return msgspec.json.encode(_error(error))
+        return msgspec.json.encode(openai_error(error))
 
     def error_event(self, error: CallError) -> bytes:
-        return _event(_error(error))
+        return _event(openai_error(error))
 
 
 def _message(place: int, message: _Message) -> Message:
@@ -167,20 +167,15 @@ def _content(place: str, content: str | list[_Part] | None) -> tuple[str, ...]:
     for index, part in enumerate(content):
         text = part.refusal if part.type == "refusal" else part.text
         if text is None:
-            raise bad_request(f"{place}[{index}].type = {part.type!r} is not supported; send text")
+            raise not_supported(f"{place}[{index}]", part.type)
         if text:
             blocks.append(text)
     return tuple(blocks)
 
 
 def _tool_call(call: _ToolCall) -> ToolCall:
-    arguments = call.function.arguments
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            arguments = call.function.arguments
-    return ToolCall(id=call.id or "", name=call.function.name, arguments=arguments or {})
+    arguments = parse_arguments(call.function.arguments)
+    return ToolCall(id=call.id or "", name=call.function.name, arguments=arguments)
 
 
 def _tools(tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
@@ -211,14 +206,9 @@ def _usage(completion: Completion) -> dict[str, Any]:
         "completion_tokens": completion.completion_tokens,
         "total_tokens": completion.prompt_tokens + completion.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": completion.reasoning_tokens},
     }
 
 
 def _event(fields: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(fields) + b"\n\n"
-
-
-def _error(error: CallError) -> dict[str, Any]:
-    kinds = {401: "authentication_error", 404: "not_found_error"}
-    kind = "server_error" if error.status >= 500 else kinds.get(error.status, "invalid_request_error")
-    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}

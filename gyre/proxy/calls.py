@@ -28,7 +28,7 @@ from gyre.proxy.conversation import (
     unavailable,
 )
 from gyre.proxy.executions import Execution, Flight
-from gyre.proxy.matching import draw_seed
+from gyre.proxy.matching import Match, draw_seed
 from gyre.proxy.messages import ProxyTotals
 from gyre.proxy.routes import Routes, Sample
 from gyre.proxy.template import TemplateRefused
@@ -117,10 +117,7 @@ class CallDesk:
 
     async def admit(self, execution: Execution, request: CallRequest) -> Flight:
         """The call that answers this request: a new one, or the one that it repeats."""
-        try:
-            digests = execution.index.digests(request.conversation)
-        except RecursionError:
-            raise bad_request("the body is nested too deeply") from None
+        digests = _digests(execution, request)
         flight = await execution.find_repeated(request, digests)
         if execution.closed:
             raise execution_closed()
@@ -132,6 +129,11 @@ class CallDesk:
         flight.task = self._run(self._fly(execution, flight), name=f"call {flight.call}")
         flight.task.add_done_callback(lambda _: self._landed(flight))
         return flight
+
+    async def count_tokens(self, execution: Execution, request: CallRequest) -> int:
+        """How long the prompt of such a call would be. Raises CallError."""
+        digests = _digests(execution, request)
+        return len((await self._prompt_ids(execution, request, digests))[-1])
 
     async def delivered(self, execution: Execution, flight: Flight) -> None:
         """The answer reached a client."""
@@ -224,14 +226,27 @@ class CallDesk:
             prompt_tokens=len(prompt.ids),
             completion_tokens=len(sample.token_ids),
             cached_tokens=sample.cached_tokens,
+            reasoning_tokens=answer.reasoning_tokens,
         )
 
     async def _encode(self, execution: Execution, flight: Flight) -> _Prompt:
-        """Only what is new is encoded; the rest is the path of the call that is continued."""
-        conversation, index = flight.request.conversation, execution.index
+        match, new, new_ids, ids = await self._prompt_ids(execution, flight.request, flight.digests)
+        if len(ids) >= self._window_tokens:
+            raise prompt_too_long(len(ids), self._window_tokens)
+        digest = execution.index.prompt_digest(match.node, new_ids)
+        seed = draw_seed(self._sampling.seed, execution.name, digest, execution.prompts[digest])
+        execution.prompts[digest] += 1
+        return _Prompt(match.node, new, new_ids, ids, seed)
+
+    async def _prompt_ids(
+        self, execution: Execution, request: CallRequest, digests: list[bytes]
+    ) -> tuple[Match, tuple[Message, ...], list[int], tuple[int, ...]]:
+        """Only what is new is encoded; the rest is the path of the call that is continued. Answers the match,
+        what is new as messages and as ids, and the whole prompt."""
+        conversation, index = request.conversation, execution.index
         if conversation.tools and not self._codec.supports_tools:
             raise bad_request('this job\'s policy has no tools: harness.proxy.tool_format is "plain"')
-        match = index.match(conversation, flight.digests)
+        match = index.match(conversation, digests)
         path = index.path_ids(match.node)
         new = conversation.messages[match.messages :]
         inline = sum(len(block) for m in new for block in m.content) <= _ENCODE_INLINE_CHARACTERS
@@ -245,13 +260,7 @@ class CallDesk:
             new_ids = encode() if inline else await asyncio.to_thread(encode)
         except TemplateRefused as error:
             raise bad_request(str(error)) from error
-        ids = (*path, *new_ids)
-        if len(ids) >= self._window_tokens:
-            raise prompt_too_long(len(ids), self._window_tokens)
-        digest = index.prompt_digest(match.node, new_ids)
-        seed = draw_seed(self._sampling.seed, execution.name, digest, execution.prompts[digest])
-        execution.prompts[digest] += 1
-        return _Prompt(match.node, new, new_ids, ids, seed)
+        return match, new, new_ids, (*path, *new_ids)
 
     def _generate_request(self, execution: Execution, flight: Flight, prompt: _Prompt) -> GenerateRequest:
         left = self._window_tokens - len(prompt.ids)
@@ -283,6 +292,13 @@ class CallDesk:
         )
         if answer.malformed:
             log.warning("malformed_tool_call", call=flight.call, text=answer.message.text[:200])
+
+
+def _digests(execution: Execution, request: CallRequest) -> list[bytes]:
+    try:
+        return execution.index.digests(request.conversation)
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
 
 
 def _finish_reason(sample: Sample, answer: DecodedAnswer) -> AnswerReason:

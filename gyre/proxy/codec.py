@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import json
 import secrets
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from tokenizers import Tokenizer
 
-from gyre.proxy.conversation import Message, ToolCall
+from gyre.proxy.conversation import Message, ToolCall, wire_id
+from gyre.proxy.reasoning import CLOSE, OPEN, split_reasoning
 from gyre.proxy.template import TemplateUnusable, load_chat_template, read_tokenizer_config, token_text
-from gyre.proxy.tool_formats import TOOL_FORMATS, ToolFormat
+from gyre.proxy.tool_formats import TOOL_FORMATS, SampledAnswer, ToolFormat
 
 
 class ToolFormatUnknown(ValueError):
@@ -33,6 +37,7 @@ class DecodedAnswer(NamedTuple):
     message: Message
     raw_calls: dict[str, str]
     malformed: int
+    reasoning_tokens: int = 0
 
 
 class Codec:
@@ -57,6 +62,8 @@ class Codec:
         eos_ids = self._eos_ids(tokenizer_folder)
         self.end_of_turn = self._find_end_of_turn(tokenizer_folder, eos_ids)
         self.stop_token_ids = tuple(sorted({self.end_of_turn, *eos_ids}))
+        prompt = self._render(self._dummy[:1], (), generation_prompt=True)
+        self._opens_reasoning = prompt.rstrip().endswith(OPEN)
 
     @property
     def supports_tools(self) -> bool:
@@ -82,10 +89,10 @@ class Codec:
         self, output_ids: Sequence[int], call: str, *, parse_tools: bool = True
     ) -> DecodedAnswer:
         """Sampled ids as text and tool calls, whose ids are minted from `call`, the call's id."""
-        text = self.decode_text(output_ids)
-        if not parse_tools:
-            return DecodedAnswer(Message(role="assistant", content=(text,) if text else ()), {}, 0)
-        answer = self._format.parse(text)
+        thought = split_reasoning(self.decode_text(output_ids), opened=self._opens_reasoning)
+        answer = SampledAnswer(thought.answer, (), 0)
+        if parse_tools:
+            answer = self._format.parse(thought.answer)
         calls: list[ToolCall] = []
         raw_calls: dict[str, str] = {}
         for index, sampled in enumerate(answer.calls):
@@ -93,9 +100,13 @@ class Codec:
             calls.append(ToolCall(id=minted, name=sampled.name, arguments=sampled.arguments))
             raw_calls[minted] = sampled.raw
         message = Message(
-            role="assistant", content=(answer.content,) if answer.content else (), tool_calls=tuple(calls)
+            role="assistant",
+            content=(answer.content,) if answer.content else (),
+            tool_calls=tuple(calls),
+            reasoning=thought.reasoning,
         )
-        return DecodedAnswer(message, raw_calls, answer.malformed)
+        reasoning_tokens = 0 if thought.reasoning is None else self._reasoning_tokens(output_ids)
+        return DecodedAnswer(message, raw_calls, answer.malformed, reasoning_tokens)
 
     def decode_text(self, output_ids: Sequence[int]) -> str:
         """Without special tokens; those that write tool calls stay."""
@@ -103,12 +114,22 @@ class Codec:
             [token for token in output_ids if token not in self._hidden], skip_special_tokens=False
         )
 
+    def _reasoning_tokens(self, output_ids: Sequence[int]) -> int:
+        """How many there are up to the closing tag; all where it is not reached."""
+        closing = self._tokenizer.token_to_id(CLOSE)
+        if closing is not None and closing in output_ids:
+            return output_ids.index(closing) + 1
+        ends = range(len(output_ids))
+        return bisect_left(ends, True, key=lambda end: CLOSE in self.decode_text(output_ids[:end]))
+
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation_prompt: bool
     ) -> str:
+        if not self._template.shows_later_systems:
+            messages = _systems_first(messages)
         if self._template.supports_tools:
             shown = [_native(message) for message in messages]
             return self._template.render(shown, tools, generation_prompt=generation_prompt)
@@ -149,7 +170,7 @@ class Codec:
         return frozenset(
             token
             for token, entry in added.items()
-            if entry.special and entry.content not in self._format.markers
+            if entry.special and entry.content not in (*self._format.markers, OPEN, CLOSE)
         )
 
     def _eos_ids(self, folder: Path) -> set[int]:
@@ -174,11 +195,25 @@ class Codec:
 
 def mint_tool_call_id(call: str, index: int) -> str:
     """Names execution and call, in the characters that all APIs allow in ids."""
-    return f"call_{call.replace('.', '-')}_{index}"
+    return f"call_{wire_id(call)}_{index}"
 
 
 def _after(text: str, mark: str) -> str:
     return text[text.index(mark) + len(mark) :]
+
+
+def _systems_first(messages: Sequence[Message]) -> list[Message]:
+    """For templates that know one system message, the first: those behind it are added to it, and what the
+    system says later the user says."""
+    leading = list(takewhile(lambda message: message.role == "system", messages))
+    later = [
+        msgspec.structs.replace(message, role="user") if message.role == "system" else message
+        for message in messages[len(leading) :]
+    ]
+    if len(leading) > 1:
+        blocks = tuple(block for message in leading for block in message.content)
+        leading = [Message(role="system", content=blocks)]
+    return leading + later
 
 
 def _native(message: Message) -> dict[str, Any]:

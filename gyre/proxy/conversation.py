@@ -27,7 +27,9 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """`content` is the message's text blocks, empty ones left out: null, "" and [] are the same."""
+    """`content` is the message's text blocks, empty ones left out: null, "" and [] are the same.
+    `reasoning` is what an assistant thought before it. `sampled_as` is the `wire_id` of the call that the
+    ids or signatures of a repeated answer name: a hint, which anybody could have written."""
 
     role: MessageRole
     content: tuple[str, ...] = ()
@@ -35,6 +37,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_id: str | None = None
     name: str | None = None
     reasoning: str | None = None
+    sampled_as: str | None = None
 
     @property
     def text(self) -> str:
@@ -43,6 +46,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     def to_openai(self) -> dict[str, Any]:
         """As OpenAI's chat API writes it, arguments as JSON text; so it stands in records too."""
         message: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
         if self.tool_calls:
             message["content"] = self.text or None
             message["tool_calls"] = [
@@ -60,6 +65,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return message
 
 
+class ToolPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool's own name within a namespace."""
+
+    namespace: str
+    name: str
+
+
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of a request, and the tools it offers as OpenAI's chat API writes them."""
 
@@ -69,7 +81,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One model call. `max_tokens` is what the harness asks at most. `hints` are identifying headers of
-    the harness (its session, agent): a call with other hints is no repetition. `is_retry`: it says so."""
+    the harness (its session, agent): a call with other hints is no repetition. `is_retry`: it says so.
+    `namespaces` are those of tools that have one, as the policy knows the tool."""
 
     conversation: Conversation
     model: str
@@ -79,10 +92,12 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     parse_tools: bool = True
     hints: tuple[str, ...] = ()
     is_retry: bool = False
+    namespaces: dict[str, ToolPlace] = {}
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded answer. Token counts are true ones."""
+    """A recorded answer. Token counts are true ones; `reasoning_tokens` of the `completion_tokens` were
+    thought."""
 
     call: str
     model: str
@@ -92,6 +107,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
 
 class CallError(Exception):
@@ -105,6 +121,11 @@ class CallError(Exception):
         self.message = message
         self.code = code
         self.retry_after_s = retry_after_s
+
+
+def wire_id(call: str) -> str:
+    """A call's id in the characters that all APIs allow in ids."""
+    return call.replace(".", "-")
 
 
 def bad_request(message: str) -> CallError:
@@ -126,6 +147,11 @@ def execution_closed() -> CallError:
 def unavailable(message: str) -> CallError:
     """Nothing was sampled; harnesses try again."""
     return CallError(503, message, code="unavailable", retry_after_s=1)
+
+
+def is_billing(block: str) -> bool:
+    """A line of Claude Code's system prompt that is for its vendor's books: it changes from call to call."""
+    return block.startswith("x-anthropic-billing-header:")
 
 
 def plain_numbers(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """Where a request belongs in its execution's tree of calls.
 
 Harnesses reformat what they send back (whitespace in arguments, text as lists, new ids), so messages are
-compared in a canonical form, and prefixes by the chained digest of it."""
+compared in a canonical form, and prefixes by the chained digest of it. What an answer's reasoning was is no
+part of that: many send none back, and the sampled ids are kept whatever they send."""
 
 from __future__ import annotations
 
@@ -12,9 +13,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gyre.proxy.conversation import CallRequest, Conversation, Message, ToolCall, plain_numbers
+from gyre.proxy.conversation import (
+    CallRequest,
+    Conversation,
+    Message,
+    ToolCall,
+    is_billing,
+    plain_numbers,
+    wire_id,
+)
 
-_BILLING = "x-anthropic-billing-header:"
 _DIGEST_BYTES = 16
 
 
@@ -42,6 +50,7 @@ class ConversationIndex:
         self._by_digest: dict[bytes, list[str]] = {}
         self._sampled_calls: dict[str, ToolCall] = {}
         self._call_of: dict[str, str] = {}
+        self._reasoning_of: dict[str, bytes] = {}
 
     def digests(self, conversation: Conversation) -> list[bytes]:
         """One per prefix: of the tools alone, then after each message."""
@@ -71,6 +80,8 @@ class ConversationIndex:
         for tool_call in answer.tool_calls:
             self._sampled_calls[tool_call.id] = tool_call
             self._call_of[tool_call.id] = call
+        if answer.reasoning is not None:
+            self._reasoning_of[call] = _reasoning_digest(answer.reasoning)
         self._by_digest.setdefault(self._extend(digest, answer), []).append(call)
         new, output = array("I", new_input_ids), array("I", output_ids)
         path_digest = _digest(self.prompt_digest(parent, new_input_ids), [output.tobytes()])
@@ -94,10 +105,17 @@ class ConversationIndex:
         return _digest(before, [array("I", new_input_ids).tobytes()])
 
     def _choose(self, calls: Sequence[str], answer: Message) -> str:
-        """Several calls were answered alike: minted ids tell which is meant, else it is the last."""
-        for tool_call in answer.tool_calls:
-            call = self._call_of.get(tool_call.id)
-            if call is not None and call in calls:
+        """Several calls were answered alike: ids tell which is meant, or what was thought; else it is the
+        last."""
+        if len(calls) == 1:
+            return calls[0]
+        named = {self._call_of.get(tool_call.id) for tool_call in answer.tool_calls}
+        reasoning = None if answer.reasoning is None else _reasoning_digest(answer.reasoning)
+        for call in reversed(calls):
+            if call in named or wire_id(call) == answer.sampled_as:
+                return call
+        for call in reversed(calls):
+            if reasoning is not None and self._reasoning_of.get(call) == reasoning:
                 return call
         return calls[-1]
 
@@ -110,7 +128,7 @@ class ConversationIndex:
             # Harnesses trim answers.
             content = tuple(text for block in content if (text := block.strip()))
         elif message.role == "system":
-            content = tuple(block for block in content if not block.startswith(_BILLING))
+            content = tuple(block for block in content if not is_billing(block))
         calls = [self._sampled_calls.get(call.id, call) for call in message.tool_calls]
         return [
             message.role,
@@ -131,6 +149,10 @@ def draw_seed(job_seed: int, execution: str, prompt_digest: bytes, occurrence: i
     concurrent calls, another for each execution and each time a prompt occurs again."""
     digest = _digest(prompt_digest, [_encode([job_seed, execution, occurrence])])
     return int.from_bytes(digest[:8]) >> 1
+
+
+def _reasoning_digest(reasoning: str) -> bytes:
+    return _digest(b"reasoning", [reasoning.strip().encode()])
 
 
 def _bare(value: Any) -> Any:

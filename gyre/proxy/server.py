@@ -10,10 +10,13 @@ from pathlib import Path
 import structlog
 from aiohttp import web
 
-from gyre.proxy.api import Api, key_of
+from gyre.proxy.answers import StreamedAnswer, WholeAnswer
+from gyre.proxy.api import Api, Speech, TokenCounter, key_of
 from gyre.proxy.calls import CallDesk
 from gyre.proxy.config import ProxyConfig
-from gyre.proxy.conversation import CallError, CallRequest, Completion, bad_request
+from gyre.proxy.conversation import CallError, CallRequest, bad_request
+from gyre.proxy.executions import Execution
+from gyre.proxy.models import listed_model, listed_models, speaks_anthropic
 
 log = structlog.get_logger()
 
@@ -30,20 +33,35 @@ class CannotListen(OSError):
 
 
 class ProxyServer:
-    """Serves `apis` from `desk`, on TCP and where asked on a unix socket too."""
+    """Serves `apis` and `counters` from `desk`, on TCP and where asked on a unix socket too. An error at a
+    path of none is in the shape of `messages` where an Anthropic client asks, else of the first API."""
 
-    def __init__(self, config: ProxyConfig, desk: CallDesk, apis: Sequence[Api], model_name: str) -> None:
+    def __init__(
+        self,
+        config: ProxyConfig,
+        desk: CallDesk,
+        apis: Sequence[Api],
+        counters: Sequence[TokenCounter],
+        messages: Speech,
+        model_name: str,
+    ) -> None:
         self._config = config
         self._desk = desk
         self._model_name = model_name
         self._unix_socket: Path | None = None
-        self._default_api = apis[0]
+        self._default_speech: Speech = apis[0]
+        self._messages = messages
         self._api_of_path = {api.path: api for api in apis}
+        self._counter_of_path = {counter.path: counter for counter in counters}
+        self._speech_of_path: dict[str, Speech] = {**self._api_of_path, **self._counter_of_path}
         app = web.Application(middlewares=[self._errors_as_json], client_max_size=config.max_body_bytes)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{model:.+}", self._models)
         for api in apis:
             app.router.add_post(api.path, self._call)
+        for counter in counters:
+            app.router.add_post(counter.path, self._count)
         # A handler is cancelled when its client hangs up: that is how it is noticed.
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, handler_cancellation=True, shutdown_timeout=1.0
@@ -99,10 +117,11 @@ class ProxyServer:
 
     def _error(self, request: web.Request, error: CallError) -> web.Response:
         self._desk.answered_with_error(error)
-        api = self._api_of_path.get(request.path, self._default_api)
+        fallback = self._messages if speaks_anthropic(request.headers) else self._default_speech
+        speech = self._speech_of_path.get(request.path, fallback)
         headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
         return web.Response(
-            status=error.status, body=api.error(error), content_type="application/json", headers=headers
+            status=error.status, body=speech.error(error), content_type="application/json", headers=headers
         )
 
     async def _healthz(self, request: web.Request) -> web.Response:
@@ -110,19 +129,31 @@ class ProxyServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         self._desk.identify(key_of(request.headers))
-        model = {"id": self._model_name, "object": "model", "created": 0, "owned_by": "gyre"}
-        return web.json_response({"object": "list", "data": [model]})
+        # A policy answers to any name; the list has the one that it has.
+        name = request.match_info.get("model")
+        if name is not None:
+            return web.json_response(listed_model(request.headers, name))
+        return web.json_response(listed_models(request.headers, [self._model_name]))
 
-    async def _call(self, request: web.Request) -> web.StreamResponse:
-        api = self._api_of_path[request.path]
+    async def _count(self, request: web.Request) -> web.Response:
+        counter = self._counter_of_path[request.path]
+        execution, asked = await self._asked(request, counter)
+        tokens = await self._desk.count_tokens(execution, asked)
+        return web.Response(body=counter.count(tokens), content_type="application/json")
+
+    async def _asked(self, request: web.Request, speech: Speech) -> tuple[Execution, CallRequest]:
+        """Who asks, and what. Raises CallError."""
         key = key_of(request.headers)
         self._desk.identify(key)
         body = await _read(request)
         # Again: the execution may have ended while its body trickled in.
-        execution = self._desk.identify(key)
-        asked = api.parse(body, request.headers)
+        return self._desk.identify(key), speech.parse(body, request.headers)
+
+    async def _call(self, request: web.Request) -> web.StreamResponse:
+        api = self._api_of_path[request.path]
+        execution, asked = await self._asked(request, api)
         flight = await self._desk.admit(execution, asked)
-        answer = _StreamedAnswer(request, api) if asked.stream else _WholeAnswer(request, api)
+        answer = StreamedAnswer(request, api) if asked.stream else WholeAnswer(request, api)
         try:
             while not (await asyncio.wait({flight.done}, timeout=self._config.keep_alive_s))[0]:
                 await answer.keep_alive()
@@ -139,75 +170,11 @@ class ProxyServer:
         return response
 
 
-class _WholeAnswer:
-    """One JSON body. It is written before the handler returns, so that what does not arrive is noticed."""
-
-    begun = False
-
-    def __init__(self, request: web.Request, api: Api) -> None:
-        self._request = request
-        self._api = api
-
-    async def keep_alive(self) -> None:
-        """Such a client just waits."""
-
-    async def send(self, asked: CallRequest, completion: Completion) -> web.StreamResponse:
-        response = web.Response(body=self._api.answer(completion), content_type="application/json")
-        _check_connected(self._request)
-        await response.prepare(self._request)
-        await response.write_eof()
-        return response
-
-    async def end_with(self, error: CallError) -> web.StreamResponse:
-        raise error
-
-
-class _StreamedAnswer:
-    """Server-sent events. The status line leaves with the first event, so that a call which fails soon
-    still gets a status that harnesses understand."""
-
-    def __init__(self, request: web.Request, api: Api) -> None:
-        self._request = request
-        self._api = api
-        self._response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-        )
-
-    @property
-    def begun(self) -> bool:
-        return self._response.prepared
-
-    async def keep_alive(self) -> None:
-        await self._write(self._api.keep_alive)
-
-    async def send(self, asked: CallRequest, completion: Completion) -> web.StreamResponse:
-        for event in self._api.events(asked, completion):
-            await self._write(event)
-        await self._response.write_eof()
-        return self._response
-
-    async def end_with(self, error: CallError) -> web.StreamResponse:
-        await self._write(self._api.error_event(error))
-        await self._response.write_eof()
-        return self._response
-
-    async def _write(self, event: bytes) -> None:
-        _check_connected(self._request)
-        if not self.begun:
-            await self._response.prepare(self._request)
-        await self._response.write(event)
-
-
 async def _read(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.RequestPayloadError as error:
         raise bad_request(f"the body cannot be read: {error}") from error
-
-
-def _check_connected(request: web.Request) -> None:
-    if request.transport is None or request.transport.is_closing():
-        raise ConnectionResetError("the client hung up")
 
 
 def _why_not(error: OSError) -> str:

@@ -26,6 +26,8 @@ _REFUSALS = (
     RecursionError,
 )
 
+_LATER_SYSTEM = "a later system message"
+
 
 class TemplateUnusable(ValueError):
     """The tokenizer's folder has no chat template that can be used."""
@@ -51,7 +53,8 @@ class _GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """A compiled chat template. `supports_tools`: it shows the tools it is given."""
+    """A compiled chat template. `supports_tools`: it shows the tools it is given; `shows_later_systems`:
+    system messages that are not the first too."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -64,6 +67,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         names = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self.supports_tools = "tools" in names
+        self.shows_later_systems = self._shows_later_systems()
 
     def render(
         self,
@@ -83,6 +87,15 @@ class ChatTemplate:
             )
         except _REFUSALS as error:
             raise TemplateRefused(f"the chat template refused these messages: {error}") from error
+
+    def _shows_later_systems(self) -> bool:
+        turns = (("system", "a"), ("system", _LATER_SYSTEM), ("user", "b"), ("system", _LATER_SYSTEM))
+        messages = [{"role": role, "content": content} for role, content in turns]
+        try:
+            text = self.render(messages, (), generation_prompt=True)
+        except TemplateRefused:
+            return False
+        return text.count(_LATER_SYSTEM) == 2
 
 
 def load_chat_template(folder: Path) -> ChatTemplate:

@@ -31,7 +31,8 @@ class SampledAnswer(NamedTuple):
 
 
 class ToolFormat(Protocol):
-    """One way of writing tool calls. `markers` are the token texts that must survive decoding."""
+    """One way of writing tool calls. `markers` are the token texts that must survive decoding. Texts come
+    without the reasoning: a call that the model only thinks about is none."""
 
     markers: tuple[str, ...]
     supports_tools: bool
@@ -52,14 +53,14 @@ class ToolFormat(Protocol):
 class Hermes:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, of Hermes, Qwen2.5 and Qwen3."""
 
-    markers: tuple[str, ...] = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    markers: tuple[str, ...] = ("<tool_call>", "</tool_call>")
     supports_tools = True
 
     def parse(self, text: str) -> SampledAnswer:
         calls: list[SampledCall] = []
         kept: list[str] = []
         malformed = 0
-        at, done = _end_of_reasoning(text), 0
+        at = done = 0
         while (start := text.find("<tool_call>", at)) >= 0:
             call, end = _parse_block(text, start)
             if call is None:
@@ -97,7 +98,7 @@ class Hermes:
 class Plain:
     """No tools at all."""
 
-    markers: tuple[str, ...] = ("<think>", "</think>")
+    markers: tuple[str, ...] = ()
     supports_tools = False
 
     def parse(self, text: str) -> SampledAnswer:
@@ -114,14 +115,6 @@ class Plain:
 
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {"hermes": Hermes(), "plain": Plain()}
-
-
-def _end_of_reasoning(text: str) -> int:
-    """A call that the model only thinks about is none."""
-    end = text.find("</think>")
-    if end >= 0:
-        return end + len("</think>")
-    return len(text) if text.lstrip().startswith("<think>") else 0
 
 
 def _parse_block(text: str, start: int) -> tuple[SampledCall | None, int]:

@@ -127,7 +127,7 @@ def test_any_bytes_are_a_request_or_a_400(body: bytes) -> None:
 
 
 def test_a_whole_answer() -> None:
-    assert json.loads(api.answer(ANSWER)) == {
+    assert json.loads(api.answer(parse(), ANSWER)) == {
         "id": "chatcmpl-g1-0-0000",
         "object": "chat.completion",
         "created": 12,
@@ -156,6 +156,7 @@ def test_a_whole_answer() -> None:
             "completion_tokens": 5,
             "total_tokens": 15,
             "prompt_tokens_details": {"cached_tokens": 8},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 
