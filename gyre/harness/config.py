@@ -15,8 +15,9 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     `{python}`, `{workspace}`, `{prompt_file}`, `{prompt}` (its text), `{base_url}`, `{key}` and `{task}` (its
     name) in a command and in `environment` are replaced; its environment carries OPENAI_BASE_URL,
-    OPENAI_API_KEY, GYRE_PROMPT_FILE, GYRE_MODEL, GYRE_TASK and GYRE_EXECUTION. Files that the command names
-    by an absolute path, and `read_only` paths, are visible in a bubblewrap sandbox.
+    OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, GYRE_PROMPT_FILE, GYRE_MODEL, GYRE_TASK and
+    GYRE_EXECUTION. Files that the command names by an absolute path, and `read_only` paths, are visible in a
+    bubblewrap sandbox.
 
     `actor` is a `gyre.harness.Harness` named `package.module:Class` or `file.py:Class`, built from `options`.
     It has no sandbox, and lives in this process or, with `own_process`, in one of its own, which

@@ -108,6 +108,9 @@ class CommandPlayer:
             **base_environment(home, temporary),
             "OPENAI_BASE_URL": values["base_url"],
             "OPENAI_API_KEY": values["key"],
+            # Its clients add /v1 themselves.
+            "ANTHROPIC_BASE_URL": values["base_url"].removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": values["key"],
             "GYRE_PROMPT_FILE": values["prompt_file"],
             "GYRE_MODEL": attempt.model,
             "GYRE_TASK": values["task"],

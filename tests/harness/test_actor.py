@@ -114,7 +114,8 @@ async def test_the_rooms_beside_are_told_in_order(start_job: StartJob) -> None:
 
 
 async def test_a_harness_gets_address_key_prompt_and_workspace(start_job: StartJob) -> None:
-    code = "echo $OPENAI_BASE_URL $OPENAI_API_KEY $GYRE_EXECUTION $GYRE_TASK $X; cat $GYRE_PROMPT_FILE; ls"
+    code = "echo $ANTHROPIC_BASE_URL $ANTHROPIC_API_KEY;"
+    code += "echo $OPENAI_BASE_URL $OPENAI_API_KEY $GYRE_EXECUTION $GYRE_TASK $X; cat $GYRE_PROMPT_FILE; ls"
     async with start_job(*sh(code + "; echo {key}"), environment={"X": "to {task}"}) as job:
         await job.dispatch()
         await job.results(2)
@@ -122,7 +123,7 @@ async def test_a_harness_gets_address_key_prompt_and_workspace(start_job: StartJ
         task = job.neighbours.of(ExecutionOpened)[1].spec.task
     key = "key-g000000.01-1"
     first = f"http://127.0.0.1:9/v1 {key} g000000.01 {task} to {task}"
-    assert said == f"{first}\nthe prompt of tasks/{task}given\n{key}\n"
+    assert said == f"http://127.0.0.1:9 {key}\n{first}\nthe prompt of tasks/{task}given\n{key}\n"
 
 
 async def test_an_evaluation_runs_each_held_out_task_as_one_group(start_job: StartJob) -> None:

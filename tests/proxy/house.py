@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 
 from gyre.actors import ChildSpec, Node, Ref
 from gyre.cell.engine.base import SamplingParams
@@ -128,3 +129,10 @@ async def house(folder: Path, tmp_path: Path, *, cells: int = 1, **settings: Any
             await built.open_cell(cell)
         await built.open()
         yield built
+
+
+@asynccontextmanager
+async def openai_client(access: ExecutionAccess, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    settings = {"base_url": access.base_url, "api_key": access.key, "max_retries": 0} | options
+    async with openai.AsyncOpenAI(**settings) as client:
+        yield client

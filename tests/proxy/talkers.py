@@ -1,4 +1,4 @@
-"""The vendors' own clients, each holding a conversation as a harness does: what it got goes back as it came."""
+"""The vendors' own clients in conversations as harnesses have them: what they got goes back as it came."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import anthropic
 import openai
 
 from gyre.proxy import ExecutionAccess
+from tests.proxy.house import openai_client
 
 SYSTEM = "You tidy an inbox."
 _PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"folder": {"type": "string"}}}
@@ -108,7 +109,9 @@ class MessagesTalker:
         return Heard(
             text="".join(block.text for block in answer.content if block.type == "text"),
             reasoning="".join(block.thinking for block in answer.content if block.type == "thinking"),
-            calls=[(block.id, block.name, block.input) for block in answer.content if block.type == "tool_use"],
+            calls=[
+                (block.id, block.name, block.input) for block in answer.content if block.type == "tool_use"
+            ],
             stop=answer.stop_reason,
             tokens=(usage.input_tokens + usage.cache_read_input_tokens, usage.output_tokens),
         )
@@ -159,14 +162,9 @@ class ResponsesTalker:
 
 
 @asynccontextmanager
-async def openai_client(access: ExecutionAccess, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    settings = {"base_url": access.base_url, "api_key": access.key, "max_retries": 0} | options
-    async with openai.AsyncOpenAI(**settings) as client:
-        yield client
-
-
-@asynccontextmanager
-async def anthropic_client(access: ExecutionAccess, **options: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
+async def anthropic_client(
+    access: ExecutionAccess, **options: Any
+) -> AsyncIterator[anthropic.AsyncAnthropic]:
     base_url = access.base_url.removesuffix("/v1")
     settings = {"base_url": base_url, "api_key": access.key, "max_retries": 0} | options
     async with anthropic.AsyncAnthropic(**settings) as client:

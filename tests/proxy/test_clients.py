@@ -10,11 +10,9 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tests.proxy.house import PUT, PUT_DATA, USER, House, house
+from tests.proxy.house import PUT, PUT_DATA, USER, House, house, openai_client
 from tests.proxy.tokenizer_folders import write_tokenizer
 
 PUT_TWICE = PUT_DATA.removesuffix("<|im_end|>") + PUT_DATA.replace("data", "docs")
@@ -28,8 +26,7 @@ async def one(chatml_folder: Path, tmp_path: Path) -> AsyncIterator[House]:
 
 @pytest.fixture
 async def client(one: House) -> AsyncIterator[openai.AsyncOpenAI]:
-    access = one.access["g000001.00"]
-    async with openai.AsyncOpenAI(base_url=access.base_url, api_key=access.key, max_retries=0) as opened:
+    async with openai_client(one.access["g000001.00"]) as opened:
         yield opened
 
 
@@ -94,6 +91,37 @@ async def test_openai_retries_a_503(one: House, client: openai.AsyncOpenAI) -> N
     assert (await call).choices[0].message.content == "hello"
 
 
+async def test_openai_responses_errors_have_their_types(one: House, client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.responses.create(model="m", input=[USER] * 200)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="no response is kept here; send the whole input"):
+        await client.responses.create(model="m", input="hi", previous_response_id="resp_1")
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve("resp_1")
+
+
+async def test_openai_responses_stream_fails_after_it_waited(chatml_folder: Path, tmp_path: Path) -> None:
+    async with house(chatml_folder, tmp_path, keep_alive_s=0.01) as one:
+        one.kept.full = True
+        one.script.pause_at = 1
+        async with openai_client(one.access["g000001.00"]) as client:
+            opened = await client.responses.create(model="m", input="hi", stream=True)
+            one.script.go.set()
+            created, failed = [event async for event in opened]
+    assert created.type == "response.created"
+    assert failed.type == "response.failed" and failed.response.error is not None
+    assert "could not be recorded" in failed.response.error.message
+
+
+async def test_openai_counts_what_a_call_will_have(one: House, client: openai.AsyncOpenAI) -> None:
+    asked: Any = {"model": "m", "input": "hi", "instructions": "Be short."}
+    counted = await client.responses.input_tokens.count(**asked)
+    answer = await client.responses.create(**asked)
+    assert answer.usage is not None and answer.usage.input_tokens == counted.input_tokens
+    assert len(one.kept.records) == 1
+
+
 async def test_a_client_that_reads_half_a_stream_gets_the_same_again(tmp_path: Path) -> None:
     # Larger than what sockets buffer, so that the end cannot have left.
     word = "w" * 1_000_000
@@ -114,72 +142,6 @@ async def test_a_client_that_reads_half_a_stream_gets_the_same_again(tmp_path: P
         assert answer["choices"][0]["message"]["content"] == word * 10
         assert len(built.kept.records) == 1
         assert (await built.totals()).retries == 1
-
-
-BODY = json.dumps(
-    {
-        "model": "m",
-        "messages": [
-            {"role": "system", "content": "You tidy."},
-            {"role": "user", "content": [{"type": "text", "text": "next"}]},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [
-                    {"id": "c", "type": "function", "function": {"name": "put", "arguments": '{"a": 1}'}}
-                ],
-            },
-            {"role": "tool", "tool_call_id": "c", "content": "ok"},
-        ],
-        "tools": [PUT],
-        "max_tokens": 5,
-        "stream": False,
-    }
-).encode()
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-@st.composite
-def broken_bytes(draw: st.DrawFn) -> bytes:
-    """The body with some bytes cut out and others put in."""
-    body = bytearray(BODY)
-    for _ in range(draw(st.integers(1, 3))):
-        at = draw(st.integers(0, len(body)))
-        body[at : at + draw(st.integers(0, 8))] = draw(st.binary(max_size=4))
-    return bytes(body)
-
-
-@st.composite
-def broken_values(draw: st.DrawFn) -> bytes:
-    """The body with any JSON value somewhere in it."""
-    body = json.loads(BODY)
-    place: Any = body
-    while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-        key = draw(st.sampled_from(keys))
-        if not isinstance(place[key], (dict, list)) or not place[key] or draw(st.booleans()):
-            place[key] = draw(json_values)
-            return json.dumps(body).encode()
-        place = place[key]
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(bodies=st.lists(broken_bytes() | broken_values(), min_size=8, max_size=8))
-def test_no_body_makes_a_500(chatml_folder: Path, tmp_path: Path, bodies: list[bytes]) -> None:
-    async def send() -> None:
-        async with house(chatml_folder, tmp_path) as built:
-            for body in bodies:
-                status, answer = await built.post(body)
-                assert status in (200, 400), (body, answer)
-                assert status == 200 or answer["error"]["message"]
-            assert (await built.totals()).failed_calls == 0
-
-    asyncio.run(send())
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,42 @@ def test_smollm2s_own_tokenizer(tmp_path: Path) -> None:
     assert (answer.message.text, len(answer.message.tool_calls)) == ("Näive.", 1)
 
 
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
+)
+FORGETFUL = STRICT.replace(
+    "{{ raise_exception('System message must be at the beginning.') }}", "{% continue %}"
+)
+
+
+@pytest.mark.parametrize("template", [STRICT, FORGETFUL])
+def test_where_a_template_knows_one_system_message_the_user_says_later_ones(
+    tmp_path: Path, template: str
+) -> None:
+    codec = Codec(write_tokenizer(tmp_path, template))
+    late = Message(role="system", content=("Be quick.",))
+    root = text_of(tmp_path, codec.encode_root([SYSTEM, late, USER, late], ()))
+    assert root == (
+        "<|im_start|>system: You tidy an inbox.\nBe quick.<|im_end|>\n"
+        "<|im_start|>user: next: k7.csv<|im_end|>\n"
+        "<|im_start|>user: Be quick.<|im_end|>\n<|im_start|>assistant: "
+    )
+    new = codec.encode_continuation([codec.end_of_turn], [late, USER], ())
+    assert text_of(tmp_path, new) == (
+        "\n<|im_start|>user: Be quick.<|im_end|>\n<|im_start|>user: next: k7.csv<|im_end|>\n"
+        "<|im_start|>assistant: "
+    )
+
+
+def test_where_a_template_shows_them_later_system_messages_stay(codec: Codec, chatml_folder: Path) -> None:
+    late = Message(role="system", content=("Be quick.",))
+    text = text_of(chatml_folder, codec.encode_root([SYSTEM, USER, late], ()))
+    assert "<|im_start|>system\nBe quick.<|im_end|>\n<|im_start|>assistant" in text
+
+
 def test_an_unknown_tool_format_is_refused(chatml_folder: Path) -> None:
     with pytest.raises(
         ToolFormatUnknown, match=r"harness\.proxy\.tool_format = 'xml'.*allowed: hermes, plain"

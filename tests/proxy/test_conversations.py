@@ -96,7 +96,9 @@ async def test_all_apis_make_the_same_records(chatml_folder: Path, tmp_path: Pat
 @pytest.mark.parametrize("api", APIS)
 async def test_an_answer_that_met_its_limit_says_so(chatml_folder: Path, tmp_path: Path, api: str) -> None:
     async with house(chatml_folder, tmp_path, window_tokens=4096, max_new_tokens=20) as one:
-        one.script.answer = lambda prompt: "<think>I could go on and on and on about it, and on and on<|im_end|>"
+        one.script.answer = lambda prompt: (
+            "<think>I could go on and on and on about it, and on and on<|im_end|>"
+        )
         async with talking(api, one.access["g000001.00"]) as talker:
             heard = await talker.say("next: k7.csv", stream=False)
             assert heard.stop == {"chat": "length", "messages": "max_tokens", "responses": "incomplete"}[api]
