@@ -9,8 +9,9 @@ import msgspec
 
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`port` 0 takes a free one. A call waits up to `wait_s` for a cell before it fails with 503; while it
-    waits, a streamed answer carries a comment or a ping every `keep_alive_s`. `tool_format` is `hermes`, or `plain`
-    for a policy without tools. When a cell leaves rollout KV is moved for up to `kv_budget_s`; 0: never."""
+    waits, a streamed answer carries a comment or a ping every `keep_alive_s`. `tool_format` is `hermes`, or
+    `plain` for a policy without tools. When a cell leaves rollout KV is moved for up to `kv_budget_s`; 0:
+    never."""
 
     host: str = "127.0.0.1"
     port: int = 0
