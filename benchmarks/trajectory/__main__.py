@@ -19,7 +19,7 @@ from benchmarks.command import chosen, parser, tell
 from benchmarks.report import Report
 from benchmarks.trajectory.executions import Harness, agent, line
 from benchmarks.trajectory.shapes import SHAPES, Shape
-from gyre.loss import MicroStep
+from gyre.loss import MicroStep, Trajectory
 from gyre.trajectory import (
     CallRecord,
     PlannedGroup,
@@ -111,23 +111,42 @@ def loads(micro_steps: Iterable[MicroStep], cells: int) -> list[int]:
     return found
 
 
-def sharing(groups: Sequence[tuple[MicroStep, ...]]) -> tuple[float, float]:
-    """How many times more tokens rows have than the trees of the groups, and the share of the difference that
-    is saved by micro-steps."""
-    rows = trees = spent = 0
+def sharing(groups: Sequence[tuple[MicroStep, ...]]) -> tuple[float, float, float]:
+    """How many times more tokens rows have than the trees of the groups; the share of the difference that
+    micro-steps save, and that micro-steps filled by length save."""
+    rows = trees = spent = baseline = 0
     for micro_steps in groups:
         trajectories = [t for micro_step in micro_steps for t in micro_step.trajectories]
         rows += sum(t.length_tokens for t in trajectories)
-        trees += measure(sorted(trajectories, key=lambda t: t.token_ids)).tree_tokens
+        trees += tree_tokens(trajectories)
         spent += sum(micro_step.tree_tokens for micro_step in micro_steps)
-    return rows / trees, (rows - spent) / (rows - trees)
+        baseline += by_length(trajectories)
+    return rows / trees, (rows - spent) / (rows - trees), (rows - baseline) / (rows - trees)
+
+
+def by_length(trajectories: Iterable[Trajectory]) -> int:
+    """The baseline: tree tokens where micro-steps of as many row tokens are filled longest first, whatever
+    shares a prefix."""
+    spent, packed, room = 0, list[Trajectory](), MICRO_STEP_TOKENS
+    for trajectory in sorted(trajectories, key=lambda t: (-t.length_tokens, t.execution, t.leaf)):
+        if trajectory.length_tokens > room:
+            spent += tree_tokens(packed)
+            packed, room = [], MICRO_STEP_TOKENS
+        packed.append(trajectory)
+        room -= trajectory.length_tokens
+    return spent + tree_tokens(packed)
+
+
+def tree_tokens(trajectories: Iterable[Trajectory]) -> int:
+    return measure(sorted(trajectories, key=lambda t: t.token_ids)).tree_tokens
 
 
 def measure_sharing(report: Report, name: str, groups: int) -> None:
     step = list(step_of(SHAPES[name], groups))
-    ratio, kept = sharing(step)
+    ratio, kept, baseline = sharing(step)
     by_cell = loads(chain.from_iterable(step), CELLS)
     report.figure(f"{name}_rows_to_tree", ratio)
+    report.figure(f"{name}_sharing_kept_by_length", baseline)
     report.figure(f"{name}_micro_steps", sum(len(micro_steps) for micro_steps in step))
     report.at_least(f"{name}_sharing_kept", kept, SHARING_KEPT)
     report.at_most(f"{name}_imbalance", max(by_cell) * CELLS / sum(by_cell) - 1, IMBALANCE)

@@ -61,24 +61,11 @@ class JournalReader:
 
     def calls(self, execution: str, *, earlier_attempts: bool = False) -> list[CallRecord]:
         """The calls of an execution's last attempt (or of all) in the order they were recorded."""
-        current = "" if earlier_attempts else "AND c.opening = e.opening"
-        rows = self._rows(
-            "SELECT record FROM calls c JOIN executions e USING (execution)"
-            f" WHERE execution = ? {current} ORDER BY position",
-            execution,
-        )
-        try:
-            return [decode_call(blob) for (blob,) in rows]
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise corrupt(self.path, f"a call of {execution}: {error}") from error
+        return self._calls(execution, "true" if earlier_attempts else "c.opening = e.opening")
 
-    def earlier_tokens(self, execution: str) -> int:
-        """How many tokens attempts sampled that were begun anew."""
-        with_earlier, current = (
-            sum(len(call.output_ids) for call in self.calls(execution, earlier_attempts=which))
-            for which in (True, False)
-        )
-        return with_earlier - current
+    def earlier_calls(self, execution: str) -> list[CallRecord]:
+        """Those of attempts that were begun anew."""
+        return self._calls(execution, "c.opening < e.opening")
 
     def retries(self, execution: str) -> int:
         """How many of the last attempt's calls the harness repeated."""
@@ -109,6 +96,17 @@ class JournalReader:
         """Committed steps in order."""
         rows = self._rows("SELECT committed FROM steps ORDER BY step")
         return [self._decode(blob, StepCommitted) for (blob,) in rows]
+
+    def _calls(self, execution: str, which: str) -> list[CallRecord]:
+        rows = self._rows(
+            "SELECT record FROM calls c JOIN executions e USING (execution)"
+            f" WHERE execution = ? AND {which} ORDER BY position",
+            execution,
+        )
+        try:
+            return [decode_call(blob) for (blob,) in rows]
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise corrupt(self.path, f"a call of {execution}: {error}") from error
 
     def _decode(self, blob: bytes, kind: type[T]) -> T:
         try:

@@ -35,7 +35,7 @@ def load(reader: JournalReader, first_step: int, groups_per_step: int) -> tuple[
 def _restore(book: Book, reader: JournalReader, row: ExecutionRow) -> None:
     execution = row.spec.execution
     book.open(row.spec)
-    book.forgot(row.spec.group, reader.earlier_tokens(execution))
+    book.forgot(row.spec.group, sum(len(call.output_ids) for call in reader.earlier_calls(execution)))
     for record in reader.calls(execution):
         book.record(record)
     book.retried(execution, reader.retries(execution))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from gyre.trajectory.book import Book
 from gyre.trajectory.journal import Journal
+from gyre.trajectory.ledger import Ledger
 from gyre.trajectory.reader import JournalReader
 from gyre.trajectory.records import CallRetried
 from gyre.trajectory.resume import load
@@ -64,6 +65,17 @@ async def test_an_open_execution_goes_on_with_the_calls_it_had(tmp_path: Path) -
     book.record(record("c", "b"))
     counts = book.end(spec(), result("g000000.00", 1.0)).counts
     assert (counts.calls, counts.retries) == (3, 1)
+
+
+async def test_what_an_attempt_sampled_that_was_begun_anew_is_still_listed(tmp_path: Path) -> None:
+    path, before = tmp_path / "journal.db", Book()
+    async with Journal(path) as journal:
+        await live(journal, before, "g000000.00", None, ends=False)
+        await live(journal, before, "g000000.00", 1.0)
+    with JournalReader(path) as reader:
+        after, _ = load(reader, first_step=0, groups_per_step=1)
+    for book in (before, after):
+        assert book.group("g000000").excluded_tokens(Ledger()) == {"earlier_attempt": 3}
 
 
 async def test_of_trained_steps_only_sums_are_kept(tmp_path: Path) -> None:
