@@ -13,19 +13,18 @@ The first two end when nothing is trainable or the bound is reached.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Collection
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from gyre.trajectory.config import DrawRule
 from gyre.trajectory.records import Role
 from gyre.trajectory.roles import Roles
 from gyre.trajectory.tree import Bools, Node, TrajectoryTree
-
-Int64s = npt.NDArray[np.int64]
 
 PRIORITY: tuple[Role, ...] = ("main", "main_summary", "sub_agent", "sub_agent_summary")
 COVERAGE_FLOOR = 0.25
@@ -72,13 +71,12 @@ def trainable(path: list[Node], drawn: Draw) -> Bools:
     return np.concatenate([node.tokens.sampled & (node.index in drawn.trains) for node in path])
 
 
-class _Class(NamedTuple):
-    """Leaves of one role that have unmasked tokens on their paths: how many, and tokens of any kind that are
-    on no path drawn so far."""
+class _Leaf(NamedTuple):
+    """`unmasked` tokens of its path, all positive, and tokens of any kind there that no drawn path has."""
 
-    leaves: Int64s
-    unmasked: Int64s
-    new: Int64s
+    node: int
+    unmasked: int
+    new: int
 
 
 class _Rest:
@@ -91,14 +89,16 @@ class _Rest:
         self._new = [len(node.tokens.token_ids) for node in tree.nodes]
         found = [leaf.index for leaf in tree.leaves() if roles.of_node[leaf.index] in PRIORITY]
         self.leaves = sorted(found, key=lambda leaf: PRIORITY.index(roles.of_node[leaf]))
-        self._rank = np.array([PRIORITY.index(roles.of_node[leaf]) for leaf in self.leaves], np.int64)
 
-    def classes(self) -> list[_Class]:
-        """In order of priority, those that still have unmasked tokens."""
-        leaves = np.array(self.leaves, np.int64)
-        unmasked, new = (_down(self._parents, of)[leaves] for of in (self._unmasked, self._new))
-        kept = [(self._rank == rank) & (unmasked > 0) for rank in range(len(PRIORITY))]
-        return [_Class(leaves[its], unmasked[its], new[its]) for its in kept if its.any()]
+    def classes(self) -> list[list[_Leaf]]:
+        """In order of priority, those that still have unmasked tokens: their leaves that have."""
+        unmasked, new = _down(self._parents, self._unmasked), _down(self._parents, self._new)
+        found: dict[Role, list[_Leaf]] = {}
+        for leaf in self.leaves:
+            if unmasked[leaf]:
+                role = self._roles.of_node[leaf]
+                found.setdefault(role, []).append(_Leaf(leaf, unmasked[leaf], new[leaf]))
+        return list(found.values())
 
     def has_unmasked(self, leaf: int) -> bool:
         return any(self._unmasked[index] for index in self._path(leaf))
@@ -117,21 +117,21 @@ class _Rest:
         return path
 
 
-def _down(parents: list[int | None], of_node: list[int]) -> Int64s:
+def _down(parents: list[int | None], of_node: list[int]) -> list[int]:
     """Of each node the sum along its path: parents come before their children."""
     sums: list[int] = []
     for parent, own in zip(parents, of_node, strict=True):
         sums.append(own if parent is None else own + sums[parent])
-    return np.array(sums, np.int64)
+    return sums
 
 
-def _in_proportion(of: _Class, random: np.random.Generator) -> int:
-    bounds = np.cumsum(of.unmasked)
-    return int(of.leaves[np.searchsorted(bounds, random.integers(bounds[-1]), side="right")])
+def _in_proportion(leaves: list[_Leaf], random: np.random.Generator) -> int:
+    bounds = list(accumulate(leaf.unmasked for leaf in leaves))
+    return leaves[bisect_right(bounds, random.integers(bounds[-1]))].node
 
 
-def _by_coverage(classes: list[_Class]) -> int:
+def _by_coverage(classes: list[list[_Leaf]]) -> int:
     """Of leaves that add as much, the one that is cheaper to compute, then the earliest."""
-    floor = COVERAGE_FLOOR * max(int(of.unmasked.max()) for of in classes)
-    of = next(of for of in classes if of.unmasked.max() >= floor)
-    return int(of.leaves[np.lexsort((of.leaves, of.new, -of.unmasked))[0]])
+    best = [max(leaf.unmasked for leaf in leaves) for leaves in classes]
+    leaves = next(its for its, adds in zip(classes, best, strict=True) if adds >= COVERAGE_FLOOR * max(best))
+    return min(leaves, key=lambda leaf: (-leaf.unmasked, leaf.new, leaf.node)).node

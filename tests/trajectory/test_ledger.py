@@ -55,7 +55,7 @@ def trained_positions(planned: PlannedGroup, executions: list[ScoredExecution]) 
     return +found
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(groups(), samplings, st.integers(1, 60), st.randoms())
 def test_every_sampled_token_is_in_exactly_one_place(
     executions: list[ScoredExecution], sampling: SamplingConfig, limit: int, random: std_random.Random
@@ -76,6 +76,7 @@ def test_every_sampled_token_is_in_exactly_one_place(
     assert plan_group("g000000", STEP, executions, sampling, limit) == planned
 
 
+@settings(max_examples=50)
 @given(groups(), samplings)
 def test_a_reason_is_true(executions: list[ScoredExecution], sampling: SamplingConfig) -> None:
     planned = plan_group("g000000", STEP, executions, sampling, 60)

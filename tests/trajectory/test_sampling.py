@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.trajectory.config import DrawRule
@@ -109,6 +109,7 @@ def test_coverage_skips_a_class_below_a_quarter_of_the_best(tokens: int, order: 
     assert [drawn.leaf for drawn in by_coverage(tree)] == order
 
 
+@settings(max_examples=50)
 @given(random_records(), st.integers(1, 6))
 def test_coverage_takes_the_most_of_the_first_class_that_is_worth_it(
     records: list[CallRecord], bound: int
@@ -133,6 +134,7 @@ def test_coverage_takes_the_most_of_the_first_class_that_is_worth_it(
         assert masked >= {node.index for node in tree.nodes if node.sampled_tokens}
 
 
+@settings(max_examples=50)
 @given(random_records(), st.integers(0, 3))
 def test_all_draws_every_leaf_that_adds_something_whatever_the_seed(
     records: list[CallRecord], seed: int
@@ -147,6 +149,7 @@ def test_all_draws_every_leaf_that_adds_something_whatever_the_seed(
     assert sorted(trained) == [node.index for node in tree.nodes if node.sampled_tokens]
 
 
+@settings(max_examples=50)
 @given(random_records(), st.sampled_from(["paper", "coverage", "all"]), st.data())
 def test_what_is_barred_is_trained_by_none(
     records: list[CallRecord], rule: DrawRule, data: st.DataObject
