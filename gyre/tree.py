@@ -116,6 +116,7 @@ class JobTree:
             groups_without_signal=totals.groups_without_signal,
             kv_sessions_moved=proxy.kv_sessions_moved,
             kv_sessions_recomputed=proxy.kv_sessions_recomputed,
+            kv_sessions_rested=proxy.kv_sessions_rested,
             kv_bytes_moved=proxy.kv_bytes_moved,
             kv_move_s=round(proxy.kv_move_s, 3),
             checkpoint=schedule.checkpoint or (str(self.checkpoint) if self.checkpoint is not None else None),
@@ -291,6 +292,7 @@ def _proxy(job: Job, folder: Path, unix_socket: Path) -> ProxyActorConfig:
         window_tokens=min(job.model.context_tokens, rollout.kv_tokens, positions or job.model.context_tokens),
         model_name="policy",
         unix_socket=unix_socket,
+        kv_rests=rollout.kv_rest_bytes > 0,
     )
 
 

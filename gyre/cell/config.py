@@ -67,7 +67,8 @@ class SglangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine of a cell in rollout role: one a rank with `parallel` "data", one over all its ranks with
-    "tensor". `on_publish` says what new weights do with KV of the older ones."""
+    "tensor". `on_publish` says what new weights do with KV of the older ones. While its cell trains an engine
+    keeps up to `kv_rest_bytes` of idle sessions' KV in host memory."""
 
     engine: Literal["native", "sglang"] = "native"
     parallel: Literal["data", "tensor"] = "data"
@@ -81,6 +82,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     chunk_interval_s: float = 0.05
     batch_invariant: bool = False
     on_publish: Literal["recompute", "keep"] = "recompute"
+    kv_rest_bytes: int = 0
     sglang: SglangConfig = SglangConfig()
 
 

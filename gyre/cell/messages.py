@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from gyre.actors import Ask, Ref, Stream, Tell
-from gyre.cell.engine.base import Chunk, EngineMetrics, GenerateRequest, KvManifest
+from gyre.cell.engine.base import Chunk, EngineMetrics, GenerateRequest, KvManifest, KvRested
 from gyre.loss.microstep import MicroStep, MicroStepStats
 from gyre.rdma import RegionHandle
 
@@ -144,6 +144,13 @@ class ReleaseKv(Ask[bool], frozen=True, kw_only=True):
     """To an engine's ref: end the pin. False where it had ended before."""
 
     pin: str
+
+
+class RestKv(Ask[KvRested], frozen=True, kw_only=True):
+    """To an engine's ref, before it sleeps: keep KV of these sessions, the latest first, in host memory."""
+
+    sessions: tuple[str, ...]
+    budget_s: float
 
 
 # --- weights ------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import torch
 
 from gyre.actors import Actor, handles
-from gyre.cell.engine.base import Chunk, Engine, EngineAsleep, KvManifest
+from gyre.cell.engine.base import Chunk, Engine, EngineAsleep, KvManifest, KvRested
 from gyre.cell.engine.make import kv_name
-from gyre.cell.messages import Abort, ExportKv, Generate, ImportKv, ReleaseKv
+from gyre.cell.messages import Abort, ExportKv, Generate, ImportKv, ReleaseKv, RestKv
 from gyre.cell.model import pick_device, use_device
 from gyre.cell.rank import Rank
 from gyre.cell.worker_messages import (
@@ -119,6 +119,10 @@ class RankWorker(Actor):
     @handles(ReleaseKv, concurrent=True)
     async def release_kv(self, message: ReleaseKv) -> bool:
         return await self._engine().release_kv(message.pin)
+
+    @handles(RestKv, concurrent=True)
+    async def rest_kv(self, message: RestKv) -> KvRested:
+        return await self._engine().rest_kv(message.sessions, message.budget_s)
 
     # --- life and role ----------------------------------------------------------------------------
 

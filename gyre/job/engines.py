@@ -32,6 +32,9 @@ def engine_faults(job: Job) -> Iterator[Broken]:
         if rollout.on_publish == "keep":
             allowed = "'recompute': SGLang's prefix cache knows no sessions, others would find the old KV"
             yield broken(shown("keep"), allowed, "rollout.on_publish", "rollout.engine")
+        if rollout.kv_rest_bytes:
+            allowed = "0: SGLang gives no KV away"
+            yield broken(shown(rollout.kv_rest_bytes), allowed, "rollout.kv_rest_bytes", "rollout.engine")
         if rollout.sglang.weights_by == "ipc" and job.cluster.device == "cpu":
             allowed = "with cluster.device = 'cpu' another way, or 'auto': only GPU memory is shared so"
             yield broken(shown("ipc"), allowed, "rollout.sglang.weights_by", "cluster.device")

@@ -42,6 +42,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "rollout.max_new_tokens": _ONE_OR_MORE,
     "rollout.kv_tokens": _ONE_OR_MORE,
     "rollout.block_tokens": _ONE_OR_MORE,
+    "rollout.kv_rest_bytes": _NOT_NEGATIVE,
     "rollout.max_batch": _ONE_OR_MORE,
     "rollout.chunk_interval_s": _NOT_NEGATIVE,
     "rollout.sglang.start_timeout_s": _ABOVE_ZERO,

@@ -36,7 +36,8 @@ log = structlog.get_logger()
 class ProxyActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`sampling` is the job's: whatever a harness asks for, tokens are drawn so; its seed is the job's and
     its `max_new_tokens` bounds every answer. `window_tokens` bounds prompt and answer together.
-    `model_name` is what `/v1/models` lists. `unix_socket` is served beside TCP."""
+    `model_name` is what `/v1/models` lists. `unix_socket` is served beside TCP. `kv_rests`: engines keep KV
+    in host memory while their cell trains."""
 
     proxy: ProxyConfig
     tokenizer: Path
@@ -44,6 +45,7 @@ class ProxyActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     window_tokens: int
     model_name: str
     unix_socket: Path | None = None
+    kv_rests: bool = False
 
 
 class ProxyActor(Actor):
@@ -52,7 +54,7 @@ class ProxyActor(Actor):
     def __init__(self, config: ProxyActorConfig, trajectory: Ref) -> None:
         self._config = config
         self._trajectory = trajectory
-        self._routes = Routes(config.proxy.wait_s, config.proxy.kv_budget_s)
+        self._routes = Routes(config.proxy.wait_s, config.proxy.kv_budget_s, kv_rests=config.kv_rests)
         self._desk: CallDesk
         self._server: ProxyServer | None = None
         self._base_url = ""

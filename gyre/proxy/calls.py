@@ -156,6 +156,7 @@ class CallDesk:
             totals,
             kv_sessions_moved=kv.sessions,
             kv_sessions_recomputed=kv.recomputed.total(),
+            kv_sessions_rested=kv.rested,
             kv_bytes_moved=kv.nbytes,
             kv_move_s=kv.seconds,
         )

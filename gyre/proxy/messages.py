@@ -34,7 +34,8 @@ class CloseExecution(Ask[None], frozen=True, kw_only=True):
 class ProxyTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Sums since the start. `calls` were answered, `failed_calls` are answers with a 5xx status, `reroutes`
     went on at another engine, `retries` were answered with a sample that existed or was in flight. Of
-    sessions whose cell left rollout KV was moved, in `kv_move_s` together, or is computed again."""
+    sessions whose cell left rollout KV was moved, in `kv_move_s` together, or is computed again, where it did
+    not rest."""
 
     calls: int
     failed_calls: int
@@ -47,6 +48,7 @@ class ProxyTotals(msgspec.Struct, frozen=True, kw_only=True):
     sampled_tokens: int
     kv_sessions_moved: int = 0
     kv_sessions_recomputed: int = 0
+    kv_sessions_rested: int = 0
     kv_bytes_moved: int = 0
     kv_move_s: float = 0.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import structlog
 from gyre.actors import Ask, Ref
 from gyre.actors.errors import ActorError, RemoteError
 from gyre.cell.engine.base import KvManifest
-from gyre.cell.messages import ExportKv, ImportKv, ReleaseKv
+from gyre.cell.messages import ExportKv, ImportKv, ReleaseKv, RestKv
 from gyre.proxy.router import Seat
 
 log = structlog.get_logger()
@@ -35,6 +36,7 @@ class KvTally:
     nbytes: int = 0
     seconds: float = 0.0
     recomputed: Counter[str] = field(default_factory=Counter)
+    rested: int = 0
 
     def add(self, other: KvTally) -> None:
         self.sessions += other.sessions
@@ -42,29 +44,35 @@ class KvTally:
         self.nbytes += other.nbytes
         self.seconds += other.seconds
         self.recomputed += other.recomputed
+        self.rested += other.rested
 
 
 @dataclass
 class Moving:
     """A session on its way from `source` to another engine, if there is one. `call` of it is in flight, if
-    any. `over` is set when its KV is there, or will not come."""
+    any. `over` is set when its KV is there (then it is `moved`), or will not come. A call that waits for that
+    has it `awaited`."""
 
     session: str
     source: Seat[Ref]
     to: Seat[Ref] | None
     call: str | None = None
     manifest: KvManifest | None = None
+    moved: bool = False
+    awaited: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Migration:
-    """Of one cell, for the role change `change`: `budget_s` from now on."""
+    """Of one cell, for the role change `change`: `budget_s` from now on, of which sessions without a call
+    leave `rest_s` for those that find no place."""
 
-    def __init__(self, change: str, budget_s: float) -> None:
+    def __init__(self, change: str, budget_s: float, rest_s: float = 0.0) -> None:
         self._change = change
         self._lease_s = budget_s + 2 * ASK_TIMEOUT_S
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + budget_s
+        self._idle_deadline = self._deadline - rest_s
         self._refusals = 0
         self._abreast = asyncio.Semaphore(ABREAST)
         self.tally = KvTally()
@@ -94,18 +102,41 @@ class Migration:
             raise
         await self.move(moving)
 
+    async def rest(self, source: Seat[Ref], sessions: Sequence[str]) -> tuple[str, ...]:
+        """Has the source keep their KV in host memory while it sleeps. Answers those of which it has any."""
+        began_s = self._clock()
+        if (left_s := self._deadline - began_s) <= 0:
+            return ()
+        try:
+            ask = RestKv(sessions=tuple(sessions), budget_s=left_s)
+            rested = await source.ref.ask(ask, timeout_s=left_s + ASK_TIMEOUT_S)
+        except (ActorError, TimeoutError) as error:
+            log.info("kv_not_rested", change=self._change, cell=source.key.cell, why=str(error))
+            return ()
+        self.tally.rested += len(rested.sessions)
+        log.info(
+            "kv_rested",
+            change=self._change,
+            cell=source.key.cell,
+            executions=rested.sessions,
+            tokens=rested.tokens,
+            nbytes=rested.nbytes,
+            seconds=round(self._clock() - began_s, 4),
+        )
+        return rested.sessions
+
     def leave(self) -> None:
         """There is no time for a session, or no use."""
         self.tally.recomputed["left_behind"] += 1
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is time for more, and any use."""
-        return self._clock() < self._deadline and self._refusals < MOST_REFUSALS
+        """Whether there is time for one more without a call, and any use."""
+        return self._clock() < self._idle_deadline and self._refusals < MOST_REFUSALS
 
     async def _import(self, moving: Moving, manifest: KvManifest, to: Seat[Ref]) -> None:
         began_s = self._clock()
-        left_s = self._deadline - began_s
+        left_s = (self._idle_deadline if moving.call is None else self._deadline) - began_s
         try:
             if left_s > 0:
                 tokens = await self._ask(moving, to, ImportKv(manifest=manifest), "import", left_s)
@@ -123,6 +154,7 @@ class Migration:
     ) -> None:
         nbytes = manifest.nbytes * tokens // manifest.length_tokens
         self._refusals = 0
+        moving.moved = True
         self.tally.add(KvTally(1, tokens, nbytes, seconds))
         log.info(
             "kv_moved",

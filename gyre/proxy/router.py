@@ -80,6 +80,22 @@ class Router(Generic[EngineRef]):
         self._affinity[session] = key
         return Seat(key, usable[key].ref)
 
+    def place(self, session: str) -> Seat[EngineRef] | None:
+        """As `pick` for a session that moves without a call: when it called last stays as it was."""
+        usable = {key: e for key, e in self._engines.items() if e.open}
+        if not usable:
+            return None
+        key = self._affinity.get(session)
+        if key not in usable:
+            key = max(usable, key=self._stays_longest)
+        self._affinity[session] = key
+        return Seat(key, usable[key].ref)
+
+    def put(self, session: str, key: EngineKey) -> None:
+        """Its next call goes there, if that is open then."""
+        if session in self._affinity:
+            self._affinity[session] = key
+
     def begin(self, call: str, key: EngineKey) -> None:
         """The call is in flight there."""
         self._engines[key].calls.add(call)

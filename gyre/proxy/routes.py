@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -27,6 +28,8 @@ _ABORT_TIMEOUT_S = 5.0
 _ABORT_GRACE_S = 1.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
+# Of the seconds for KV, those for what stays in memory of its host.
+_REST_SHARE = 0.25
 
 
 @dataclass
@@ -64,15 +67,25 @@ class _Leg:
     moving: Moving | None = None
 
 
+class _Resting(NamedTuple):
+    """At an engine since that role change."""
+
+    source: Seat[Ref]
+    change: str
+
+
 class Routes:
     """The open engines, and the calls in flight there. A call waits up to `wait_s` for progress. Of a cell
-    that leaves KV is moved for up to `kv_budget_s`."""
+    that leaves KV is moved for up to `kv_budget_s`; with `kv_rests` it keeps what finds no place."""
 
-    def __init__(self, wait_s: float, kv_budget_s: float = 0.0) -> None:
+    def __init__(self, wait_s: float, kv_budget_s: float = 0.0, *, kv_rests: bool = False) -> None:
         self._wait_s = wait_s
         self._kv_budget_s = kv_budget_s
         # Idle sessions that are on their way.
         self._moving: dict[str, Moving] = {}
+        # Sessions whose KV rests at a cell that has left rollout.
+        self._rest_s = kv_budget_s * _REST_SHARE if kv_rests else 0.0
+        self._resting: dict[str, _Resting] = {}
         self.kv = KvTally()
         self._router: Router[Ref] = Router()
         self._legs: dict[str, _Leg] = {}
@@ -80,6 +93,7 @@ class Routes:
 
     def open(self, route: OpenRoute) -> None:
         """This cell admits calls."""
+        self._wake(route.cell)
         self._router.open(route.cell, route.incarnation, route.engines, route.capacity_calls)
         self._opened.set()
         self._opened = asyncio.Event()
@@ -88,7 +102,10 @@ class Routes:
         """Admits no more calls to the cell and ends those in flight there, so that they go on elsewhere.
         Returns when none is left at the cell."""
         times = StateTimes(partial(log_state, change, cell) if change else None)
-        migration = Migration(change, self._kv_budget_s) if self._kv_budget_s > 0 and not lost else None
+        self._wake(cell)
+        migration = None
+        if self._kv_budget_s > 0 and not lost:
+            migration = Migration(change, self._kv_budget_s, self._rest_s)
         with times.measure("stop_admitting"):
             sessions = self._router.sessions_at(cell)
             calls = self._router.close(cell)
@@ -121,7 +138,10 @@ class Routes:
         recomputed = leave - kv.sessions
         if migration is not None:
             with times.measure("migrate_idle"):
-                await self._move_idle(migration, cell, sessions)
+                left = await self._move_idle(migration, cell, sessions)
+            if self._rest_s:
+                with times.measure("rest_idle"):
+                    await self._rest(migration, change, left)
             self.kv.add(kv)
         return RouteClosed(
             calls=leave,
@@ -142,27 +162,66 @@ class Routes:
 
     async def _move_idle(
         self, migration: Migration, cell: int, sessions: tuple[tuple[str, Seat[Ref]], ...]
-    ) -> None:
-        """Those whose harness is busy elsewhere, the latest first: their next calls go where their KV is."""
+    ) -> dict[Seat[Ref], list[str]]:
+        """Those whose harness is busy elsewhere, the latest first: their next calls go where their KV is.
+        Answers by engine those whose KV stays behind."""
+        left: dict[Seat[Ref], list[str]] = {}
         for session, source in sessions:
             # Of one that called meanwhile the place is known already.
             if self._router.seat_of(session) != source.key:
                 continue
             if not migration.goes_on:
                 migration.leave()
-                continue
-            to = self._router.pick(session, moved=True)
-            if to is None:
-                return
-            moving = self._moving[session] = Moving(session, source, to)
-            try:
-                await migration.move_idle(moving)
-            finally:
-                del self._moving[session]
+            elif (to := self._router.place(session)) is not None:
+                moving = self._moving[session] = Moving(session, source, to)
+                try:
+                    await migration.move_idle(moving)
+                finally:
+                    del self._moving[session]
+                if moving.moved or moving.awaited or not self._rest_s:
+                    continue
+                self._router.put(session, source.key)
+            left.setdefault(source, []).append(session)
+        return left
+
+    async def _rest(self, migration: Migration, change: str, left: dict[Seat[Ref], list[str]]) -> None:
+        """It waits there for the cell to come back, or for the next call of the session."""
+        for source, sessions in left.items():
+            for session in await migration.rest(source, sessions):
+                # One that called meanwhile goes on elsewhere.
+                if self._router.seat_of(session) == source.key:
+                    self._resting[session] = _Resting(source, change)
+
+    def _wake(self, cell: int) -> None:
+        """What rested there is in its pool, or gone."""
+        here = [session for session, at in self._resting.items() if at.source.key.cell == cell]
+        for session in here:
+            del self._resting[session]
+
+    async def _fetch(self, session: str) -> None:
+        """A call comes: its KV is on its way, or is sent for where it rests."""
+        if (moving := self._moving.get(session)) is not None:
+            moving.awaited = True
+            await moving.over.wait()
+            return
+        if (resting := self._resting.get(session)) is None:
+            return
+        to = self._router.pick(session, moved=True)
+        if to is None:
+            return
+        del self._resting[session]
+        moving = self._moving[session] = Moving(session, resting.source, to)
+        migration = Migration(resting.change, self._kv_budget_s)
+        try:
+            await migration.move_idle(moving)
+        finally:
+            del self._moving[session]
+        self.kv.add(migration.tally)
 
     def forget_session(self, session: str) -> None:
         """No more calls of it will come."""
         self._router.forget_session(session)
+        self._resting.pop(session, None)
 
     async def sample(self, request: GenerateRequest) -> Sample:
         """The whole answer to a call, from as many engines as it takes: a call that is ended at one goes on
@@ -174,8 +233,7 @@ class Routes:
         pause_s = _FIRST_PAUSE_S
         moved = False
         leg: _Leg | None = None
-        if (moving := self._moving.get(request.session)) is not None:
-            await moving.over.wait()
+        await self._fetch(request.session)
         try:
             while not sample.finish_reason:
                 if leg is not None and leg.moving is not None:

@@ -3,6 +3,7 @@
 Weights, gradients and KV travel here, never in messages; a message carries the `RegionHandle`.
 """
 
+from gyre.rdma.arena import Arena
 from gyre.rdma.base import (
     Backend,
     Extent,
@@ -26,6 +27,7 @@ from gyre.rdma.shm import SharedMemory
 
 __all__ = [
     "BACKENDS",
+    "Arena",
     "Backend",
     "BackendName",
     "Borrow",

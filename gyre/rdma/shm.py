@@ -98,6 +98,11 @@ class SharedMemory:
             raise RegionError(name, f"cannot allocate {nbytes} bytes in {self.folder}: {error}") from error
         return SharedRegion(RegionHandle(backend="shm", name=name, nbytes=nbytes), mapping)
 
+    def create(self, name: str) -> int:
+        """A descriptor of a new, empty file of that name. Raises OSError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(self._path(name), flags, 0o600)
+
     def open(self, handle: RegionHandle) -> SharedRegion:
         """The region for reading (the mapping is private: writes stay here). Raises RegionError."""
         with self._file(handle, os.O_RDONLY) as descriptor:

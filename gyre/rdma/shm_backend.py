@@ -124,7 +124,8 @@ class ShmBackend(Pinning):
         mapped = self._mapped.get(key)
         if mapped is None or mapped.freed or mapped.nbytes != remote.nbytes:
             if mapped is not None:
-                self._old.append(mapped)
+                # Not both there and here, whether or not there is another.
+                self._old.append(self._mapped.pop(key))
             mapped = self._mapped[key] = self._shared.attach(remote, writable=writable)
             mapped.used_s = asyncio.get_running_loop().time()
             self._sweep()

@@ -49,6 +49,7 @@ _ENGINE = {
     "kv_blocks_used": "KV blocks in use",
     "kv_blocks_total": "KV blocks there are",
     "kv_blocks_pinned": "KV blocks that another engine reads",
+    "kv_bytes_resting": "Bytes of host memory with KV of idle sessions of a cell that trains",
 }
 _ENGINE_COUNTERS = {
     "generated_tokens": "Tokens generated",
@@ -57,6 +58,9 @@ _ENGINE_COUNTERS = {
     "preemptions": "Calls that gave their KV up to others",
     "kv_tokens_imported": "Tokens whose KV came from another engine",
     "kv_imports_refused": "Sessions whose KV was to come and did not",
+    "kv_tokens_rested": "Tokens whose KV went to host memory when the cell left rollout",
+    "kv_tokens_put_back": "Tokens whose KV was there when the cell came back",
+    "kv_rests_dropped": "Sessions whose KV rested and was of other weights, or not whole, by then",
     "mixed_tokens": "Tokens sampled over KV of older weights",
     "busy_s": "Seconds of computing",
 }

@@ -30,6 +30,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     retries: int
     kv_sessions_moved: int = 0
     kv_sessions_recomputed: int = 0
+    kv_sessions_rested: int = 0
     kv_bytes_moved: int = 0
     kv_move_s: float = 0.0
     trained_tokens: int = 0

@@ -156,6 +156,11 @@ KV = "rollout.sglang.kv_storage_bytes"
             "rollout.on_publish",
             "'recompute': SGLang's prefix cache knows no sessions",
         ),
+        (
+            ["rollout.sglang.python=/bin/sh", "rollout.kv_rest_bytes=1000"],
+            "rollout.kv_rest_bytes",
+            "0: SGLang gives no KV away",
+        ),
         (["rollout.sglang.python=/bin/sh", "rollout.sglang.environment.A=b"], "", ""),
         (
             ["rollout.sglang.python=/bin/sh", r'rollout.sglang.arguments=["\u0000"]'],

@@ -12,10 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gyre.actors import Actor, ChildSpec, Node, Ref, Tell, handles
-from gyre.cell.engine import Chunk, Engine, GenerateRequest, KvManifest, SamplingParams, Weights
+from gyre.cell.engine import (
+    Chunk,
+    Engine,
+    GenerateRequest,
+    KvManifest,
+    KvRested,
+    SamplingParams,
+    Weights,
+)
 from gyre.cell.engine.kv_home import KvHome
 from gyre.cell.engine.scripted import NoWeights, ScriptedEngine
-from gyre.cell.messages import Abort, ExportKv, Generate, ImportKv, ReleaseKv
+from gyre.cell.messages import Abort, ExportKv, Generate, ImportKv, ReleaseKv, RestKv
 from gyre.proxy.routes import Routes, Sample
 from gyre.rdma import Backend, SharedMemory
 from gyre.rdma.shm_backend import ShmBackend
@@ -98,6 +106,10 @@ class EngineActor(Actor):
     async def release_kv(self, message: ReleaseKv) -> bool:
         return await self._cell.engine.release_kv(message.pin)
 
+    @handles(RestKv, concurrent=True)
+    async def rest_kv(self, message: RestKv) -> KvRested:
+        return await self._cell.engine.rest_kv(message.sessions, message.budget_s)
+
     @handles(Die)
     async def die(self, message: Die) -> None:
         raise RuntimeError("it was told to die")
@@ -143,7 +155,7 @@ class Cells:
 MakeEngine = Callable[[int, KvHome], Engine]
 
 
-def scripted(pass_s: float = 0.0, kv_tokens: int = 65536) -> MakeEngine:
+def scripted(pass_s: float = 0.0, kv_tokens: int = 65536, kv_rest_bytes: int = 0) -> MakeEngine:
     return lambda number, home: ScriptedEngine(
         sample,
         vocab=VOCAB,
@@ -154,6 +166,7 @@ def scripted(pass_s: float = 0.0, kv_tokens: int = 65536) -> MakeEngine:
         pass_s=lambda decoding, prompt_tokens: pass_s,
         open_weights=False,
         kv_home=home,
+        kv_rest_bytes=kv_rest_bytes,
     )
 
 
@@ -164,11 +177,12 @@ async def cells(
     *,
     count: int = 2,
     kv_budget_s: float = 10.0,
+    kv_rests: bool = False,
     weights: Callable[[int], Weights] = NoWeights,
 ) -> AsyncIterator[Cells]:
     shared = SharedMemory(folder)
     async with Node(name="test") as node:
-        made = Cells(node, Routes(20.0, kv_budget_s), folder, weights)
+        made = Cells(node, Routes(20.0, kv_budget_s, kv_rests=kv_rests), folder, weights)
         for number in range(count):
             backend = ShmBackend(shared)
             await backend.start()

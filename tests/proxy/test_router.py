@@ -118,3 +118,19 @@ def test_a_cells_engines_share_its_capacity() -> None:
 
 def test_ending_an_unknown_call_is_nothing() -> None:
     three_cells().end("unknown")
+
+
+def test_a_session_that_is_placed_without_a_call_is_as_old_as_before() -> None:
+    router = three_cells()
+    for session in ("a", "b", "c"):
+        router.pick(session)
+    router.close(2)
+    assert [session for session, _ in router.sessions_at(2)] == []
+    for session in ("c", "b", "a"):
+        seat = router.place(session)
+        assert seat is not None and seat.key.cell == 1
+    assert [session for session, _ in router.sessions_at(1)] == ["c", "b", "a"]
+    router.put("b", EngineKey(0, 1, 0))
+    assert router.seat_of("b") == EngineKey(0, 1, 0)
+    router.put("nobody", EngineKey(0, 1, 0))
+    assert router.seat_of("nobody") is None

@@ -86,6 +86,10 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks_pinned: int = 0
     kv_tokens_imported: int = 0
     kv_imports_refused: int = 0
+    kv_bytes_resting: int = 0
+    kv_tokens_rested: int = 0
+    kv_tokens_put_back: int = 0
+    kv_rests_dropped: int = 0
     mixed_tokens: int = 0
     busy_s: float = 0.0
 
@@ -167,7 +171,8 @@ class KvManifest(msgspec.Struct, frozen=True, kw_only=True):
     `block_tokens`. They are the `blocks` of a pool, which stay as they are while the engine holds `pin`: as
     long as `proof` can be read, `lease_s` at most. No weights that computed any of it are newer than
     `newest`. Whoever takes it over hashes the tokens itself. With `slot_blocks` the parts are not pools but
-    stages, of slots for so many blocks, and `proof` says who fills them in turn."""
+    stages, of slots for so many blocks, and `proof` says who fills them in turn. `resting`: they are in host
+    memory, whatever the backend, and belong to an engine that sleeps."""
 
     session: str
     layout: KvLayout
@@ -179,6 +184,7 @@ class KvManifest(msgspec.Struct, frozen=True, kw_only=True):
     proof: RegionHandle
     lease_s: float
     slot_blocks: int = 0
+    resting: bool = False
 
     @property
     def length_tokens(self) -> int:
@@ -188,6 +194,14 @@ class KvManifest(msgspec.Struct, frozen=True, kw_only=True):
     def nbytes(self) -> int:
         """Of the blocks, all heads."""
         return len(self.blocks) * self.layout.kv_heads * head_bytes(self.layout)
+
+
+class KvRested(msgspec.Struct, frozen=True, kw_only=True):
+    """The sessions that have KV in host memory, of `tokens` in all, in `nbytes`."""
+
+    sessions: tuple[str, ...] = ()
+    tokens: int = 0
+    nbytes: int = 0
 
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
@@ -252,6 +266,12 @@ class Engine(Protocol):
         start with its tokens: how many of them, since only what fits beside the KV of live calls is taken.
         Passes go on meanwhile. Checks layout, sizes and sums. Raises KvUnavailable, EngineAsleep,
         RegionError; then nothing more of it is findable, and nothing reserved."""
+
+    async def rest_kv(self, sessions: Sequence[str], budget_s: float) -> KvRested:
+        """Copies what is here of the KV of idle sessions, in their order, to host memory, as far as there is
+        room and for `budget_s`. There it rests while the engine sleeps: `export_kv` hands it over meanwhile,
+        once, and `wake` puts back what its weights may go on with, before calls come. Raises KvUnavailable
+        where none rests, EngineAsleep."""
 
     def metrics(self) -> EngineMetrics:
         """Counters and gauges."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from functools import partial
 from typing import Protocol, TypeVar
 from uuid import uuid4
 
+import msgspec
 import structlog
 
 from gyre.cell.engine import draws
@@ -20,19 +22,21 @@ from gyre.cell.engine.base import (
     EngineMetrics,
     GenerateRequest,
     KvManifest,
+    KvRested,
     KvUnavailable,
     OnPublish,
     Weights,
 )
 from gyre.cell.engine.blocks import BlockPool
-from gyre.cell.engine.handover import Reservation
+from gyre.cell.engine.handover import Pinned, Reservation
 from gyre.cell.engine.kv_home import KvHome
 from gyre.cell.engine.kv_moves import KvMoves
+from gyre.cell.engine.kv_rest import KvRest
 from gyre.cell.engine.rollout import Rollout, Runner
 from gyre.cell.engine.scheduler import Scheduler
 from gyre.cell.engine.sequence import Sequence
 from gyre.cell.engine.unheard import unheard
-from gyre.rdma import RegionError
+from gyre.rdma import RegionError, RegionHandle
 
 log = structlog.get_logger()
 
@@ -63,7 +67,8 @@ class DrivenEngine:
 
     The window is `window_tokens`, or what `kv_tokens` can hold if that is less. A pass computes at most
     `step_tokens` tokens of prompts, so that running calls wait no longer than that for their next token.
-    KV is handed over by way of its `kv_home`. `on_publish`: what an update does with KV.
+    KV is handed over by way of its `kv_home`. `on_publish`: what an update does with KV. Up to
+    `kv_rest_bytes` of it rest in host memory.
     """
 
     def __init__(
@@ -81,13 +86,19 @@ class DrivenEngine:
         step_tokens: int,
         kv_home: KvHome | None,
         on_publish: OnPublish = "recompute",
+        kv_rest_bytes: int = 0,
     ) -> None:
         blocks = kv_tokens // block_tokens
         if blocks < 1:
             raise ValueError(f"kv_tokens is {kv_tokens}: give at least one block of {block_tokens} tokens")
         scheduler = Scheduler(BlockPool(blocks, block_tokens), max_batch, step_tokens)
         self._rollout: Rollout[_Outlet] = Rollout(runner, scheduler, chunk_interval_s, clock, on_publish)
-        self._moves = None if kv_home is None else KvMoves(kv_home, runner, lane.run)
+        self._rest: KvRest | None = None
+        if kv_home is not None and kv_rest_bytes:
+            self._rest = KvRest(kv_home, runner, lane.run, kv_rest_bytes, blocks)
+        self._moves = None if kv_home is None else KvMoves(kv_home, runner, lane.run, self._own_rest)
+        # Of KV that rested: tokens, tokens, sessions.
+        self._rested, self._put_back, self._dropped = 0, 0, 0
         self._leases: dict[str, asyncio.TimerHandle] = {}
         self._expiring: set[asyncio.Task[bool]] = set()
         self._importing: set[asyncio.Task[int]] = set()
@@ -112,6 +123,9 @@ class DrivenEngine:
         if self.version is None:
             raise EngineAsleep("the engine is asleep")
         self._check()
+        if self._rest is not None and self._rest.sessions:
+            # It was to sleep, and does not.
+            await self._rest.clear()
         sequence = self._sequence(request)
         outlet: _Outlet = asyncio.Queue()
         self._submit(partial(self._rollout.add, sequence, outlet))
@@ -153,6 +167,7 @@ class DrivenEngine:
     async def wake(self, weights: Weights) -> None:
         await self._on_lane(partial(self._rollout.wake, weights))
         await self._open_moves()
+        await self._wake_kv()
 
     async def update(self, weights: Weights) -> None:
         try:
@@ -168,6 +183,8 @@ class DrivenEngine:
         self, session: str, lease_s: float = KV_LEASE_S, call: str | None = None
     ) -> KvManifest:
         if self.version is None:
+            if self._rest is not None and session in self._rest.sessions:
+                return await self._rest.export(session, lease_s)
             raise EngineAsleep("the engine is asleep: its KV is gone")
         moves, pin = self._moves_(), f"pin-{uuid4().hex}"
         life = moves.life
@@ -195,7 +212,7 @@ class DrivenEngine:
 
     async def release_kv(self, pin: str) -> bool:
         if (lease := self._leases.pop(pin, None)) is None:
-            return False
+            return self._rest is not None and await self._rest.release(pin)
         lease.cancel()
         try:
             return self._moves is not None and await self._moves.disprove(pin)
@@ -230,6 +247,41 @@ class DrivenEngine:
         except BaseException:
             await self._surely_on_lane(partial(self._rollout.refuse, reservation))
             raise
+
+    async def rest_kv(self, sessions: Seq[str], budget_s: float) -> KvRested:
+        if self.version is None:
+            raise EngineAsleep("the engine is asleep: its KV is gone")
+        if self._rest is None:
+            raise KvUnavailable("no KV rests in host memory: kv_rest_bytes is 0")
+        rested = await self._rest.take(sessions, budget_s, self._pin, self._unpin)
+        self._rested += rested.tokens
+        return rested
+
+    async def _pin(self, pin: str, session: str) -> Pinned:
+        return await self._on_lane(partial(self._rollout.pin, pin, session))
+
+    async def _unpin(self, pins: Seq[str]) -> None:
+        await self._surely_on_lane(partial(self._rollout.unpin, *pins))
+
+    async def _wake_kv(self) -> None:
+        """Back into the pool, the latest session last: of cached blocks the oldest make room."""
+        if self._rest is None:
+            return
+        try:
+            await self._rest.prepare()
+        except (RegionError, KvUnavailable) as error:
+            log.warning("kv_rest_has_no_memory", reason=str(error))
+        for session in reversed(self._rest.sessions):
+            try:
+                manifest = await self._rest.export(session, KV_LEASE_S)
+                self._put_back += await self.import_kv(manifest)
+            except (KvUnavailable, RegionError) as error:
+                self._dropped += 1
+                log.info("kv_rest_dropped", execution=session, reason=str(error))
+        await self._rest.clear()
+
+    def _own_rest(self, region: RegionHandle) -> memoryview | None:
+        return None if self._rest is None else self._rest.memory(region)
 
     def _moves_(self) -> KvMoves:
         if self._moves is None:
@@ -266,7 +318,16 @@ class DrivenEngine:
         task.add_done_callback(unheard)
 
     def metrics(self) -> EngineMetrics:
-        return self._rollout.metrics()
+        found = self._rollout.metrics()
+        if self._rest is None:
+            return found
+        return msgspec.structs.replace(
+            found,
+            kv_bytes_resting=self._rest.nbytes,
+            kv_tokens_rested=self._rested,
+            kv_tokens_put_back=self._put_back,
+            kv_rests_dropped=self._dropped,
+        )
 
     async def watch(self) -> None:
         """It is lost with its process only."""
@@ -277,6 +338,8 @@ class DrivenEngine:
         if self._closed:
             return
         await self._end_moves()
+        if self._rest is not None:
+            await self._rest.close()
         if self._moves is not None:
             await self._moves.end()
         await self._on_lane(self._end)

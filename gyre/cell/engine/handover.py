@@ -41,9 +41,12 @@ class KvStore(Protocol):
     def fill_slot(self, blocks: Sequence[int], slot: int) -> None:
         """Puts blocks into that slot of the stage of each rank. Raises EngineFault."""
 
+    def read_kv(self, rank: int, blocks: Sequence[int], target: memoryview) -> None:
+        """Copies blocks of a rank to host memory, one after the other."""
+
     @property
     def page_lock(self) -> PageLock | None:
-        """For memory that KV is written from, if it is better locked."""
+        """For memory that KV is copied from and to, if it is better locked."""
 
     def settle(self) -> None:
         """What passes have written is there, for whoever reads the memory."""

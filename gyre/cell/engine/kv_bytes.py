@@ -76,6 +76,16 @@ def _words(blocks: torch.Tensor) -> torch.Tensor:
     return whole.view(torch.int32 if whole.shape[1] * whole.itemsize % 8 else torch.int64)
 
 
+def read_blocks(data: torch.Tensor, blocks: Sequence[int], target: memoryview) -> None:
+    """Copies blocks to host memory, one after the other."""
+    found = torch.tensor(blocks, device=data.device)
+    copy = torch.frombuffer(target, dtype=data.dtype).view(-1, *data.shape[1:])
+    if data.is_cuda:
+        copy.copy_(data.index_select(0, found))
+    else:
+        torch.index_select(data, 0, found, out=copy)
+
+
 def write_blocks(
     data: torch.Tensor,
     blocks: Sequence[int],

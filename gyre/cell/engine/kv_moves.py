@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from uuid import uuid4
 
@@ -15,7 +15,8 @@ from gyre.cell.engine.base import KvManifest, KvPart, KvUnavailable
 from gyre.cell.engine.handover import KvMemory, KvStore, Reservation
 from gyre.cell.engine.kv_home import KvHome, Pool, Step, block_bytes, compare, overlap, steps_of
 from gyre.cell.engine.kv_turns import KvTurns, Run
-from gyre.rdma import Extent, RegionError, RegionHandle, Registration
+from gyre.cell.engine.unheard import wholly
+from gyre.rdma import Extent, Region, RegionError, RegionHandle, Registration
 
 Check = Callable[[], None]
 
@@ -32,7 +33,15 @@ _PROOF_BYTES = 8
 class KvMoves:
     """On the event loop of the backend."""
 
-    def __init__(self, home: KvHome, store: KvStore, run: Run) -> None:
+    def __init__(
+        self,
+        home: KvHome,
+        store: KvStore,
+        run: Run,
+        own_rest: Callable[[RegionHandle], memoryview | None],
+    ) -> None:
+        """`own_rest`: where a region is of what rests here."""
+        self._own_rest = own_rest
         self._home = home
         self._backend = home.backend
         self._store = store
@@ -143,14 +152,20 @@ class KvMoves:
         if self._turns is not None and manifest.slot_blocks:
             await self._turns.fetch(pools, reservation, meanwhile)
             return await self._proved(manifest, looks)
-        if self._turns is not None or manifest.slot_blocks:
+        if manifest.slot_blocks or (self._turns is not None and not manifest.resting):
             raise KvUnavailable("one of the two engines has a stage for its KV and the other has none")
-        for rank, pool in enumerate(pools):
+        with ExitStack() as files:
             for part in manifest.parts:
-                if part.heads == pool.heads:
-                    looks += await self._straight(rank, pool, part, reservation, meanwhile)
-                elif overlap(part.heads, pool.heads):
-                    await self._by_staging(rank, part, reservation, meanwhile)
+                source = self._at_hand(files, part) if manifest.resting else None
+                for rank, pool in enumerate(pools):
+                    if not overlap(part.heads, pool.heads):
+                        continue
+                    if source is not None:
+                        await self._from_host(rank, part, source, reservation, meanwhile)
+                    elif part.heads == pool.heads and self._turns is None:
+                        looks += await self._straight(rank, pool, part, reservation, meanwhile)
+                    else:
+                        await self._by_staging(rank, part, reservation, meanwhile)
         return await self._proved(manifest, looks)
 
     async def _proved(self, manifest: KvManifest, looks: Sequence[Future[None]]) -> Check:
@@ -184,6 +199,34 @@ class KvMoves:
         except* RegionError as errors:
             raise errors.exceptions[0] from None
         return [read.result() for read in reads]
+
+    def _at_hand(self, files: ExitStack, part: KvPart) -> memoryview | None:
+        """KV that rests in this process, or on this host where the pool is not: what is of a GPU does not go
+        by the backend. Raises RegionError."""
+        own = self._own_rest(part.region)
+        if own is not None or part.region.peer or (self._turns is None and self._backend.name == "shm"):
+            return own
+        region = self._home.shared.open(part.region)
+        # Else it ends with the last view of it.
+        files.callback(_close, region)
+        return region.buffer
+
+    async def _from_host(
+        self,
+        rank: int,
+        part: KvPart,
+        source: memoryview,
+        reservation: Reservation,
+        meanwhile: Callable[[int], None],
+    ) -> None:
+        nbytes = block_bytes(part, reservation.manifest.layout)
+        for whole in steps_of(reservation, max(self._step_bytes // nbytes, 1)):
+            for step in _in_a_row(whole):
+                start = step.theirs[0] * nbytes
+                bytes_of_step = source[start : start + len(step.own) * nbytes]
+                writing = self._run(partial(self._write, rank, part, step, bytes_of_step))
+                await wholly(asyncio.wrap_future(writing))
+            self._run(partial(meanwhile, len(whole.own)))
 
     async def _by_staging(
         self, rank: int, part: KvPart, reservation: Reservation, meanwhile: Callable[[int], None]
@@ -233,6 +276,21 @@ def _extents(step: Step, nbytes: int) -> Iterator[Extent]:
         if at == len(own) or own[at] != own[first] + count or theirs[at] != theirs[first] + count:
             yield Extent(own[first] * nbytes, theirs[first] * nbytes, count * nbytes)
             first = at
+
+
+def _in_a_row(step: Step) -> Iterator[Step]:
+    """Parts of it whose blocks follow one another there."""
+    own, theirs, number = step
+    first = 0
+    for at in range(1, len(own) + 1):
+        if at == len(own) or theirs[at] != theirs[at - 1] + 1:
+            yield Step(own[first:at], theirs[first:at], number + first)
+            first = at
+
+
+def _close(region: Region) -> None:
+    with suppress(BufferError):
+        region.close()
 
 
 def _settled(looks: Sequence[Future[None]]) -> None:

@@ -13,7 +13,7 @@ from gyre.cell.engine.base import KvManifest, KvPart, KvUnavailable
 from gyre.cell.engine.handover import KvStore, Reservation
 from gyre.cell.engine.kv_home import KvHome, Pool, Step, block_bytes, compare, overlap, steps_of
 from gyre.cell.engine.kv_relay import SLOTS_IN, SLOTS_OUT, KvRelay
-from gyre.cell.engine.unheard import unheard
+from gyre.cell.engine.unheard import wholly
 from gyre.rdma import Extent, HeldRegions, RegionError
 
 R = TypeVar("R")
@@ -86,7 +86,8 @@ class KvTurns:
                 async with self._found(pools, part, where, held[part.region.name]) as source:
                     for rank, pool in enumerate(pools):
                         if overlap(part.heads, pool.heads):
-                            await self._wholly(partial(self._write, rank, part, step, source))
+                            writing = self._run(partial(self._write, rank, part, step, source))
+                            await wholly(asyncio.wrap_future(writing))
         self._run(partial(meanwhile, len(step.own)))
 
     @asynccontextmanager
@@ -117,16 +118,6 @@ class KvTurns:
         if part.region.peer:
             return None
         return files.enter_context(await self._on_lane(partial(self._held.open, part.region))).buffer
-
-    async def _wholly(self, job: Callable[[], None]) -> None:
-        """Cancelled, it returns when the job is over: what it reads is somebody's slot."""
-        done = asyncio.wrap_future(self._run(job))
-        done.add_done_callback(unheard)
-        try:
-            await asyncio.shield(done)
-        except asyncio.CancelledError:
-            await asyncio.wait({done})
-            raise
 
     async def _on_lane(self, job: Callable[[], R]) -> R:
         return await asyncio.wrap_future(self._run(job))

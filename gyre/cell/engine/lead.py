@@ -209,6 +209,14 @@ class Lead:
     def fill_slot(self, blocks: Sequence[int], slot: int) -> None:
         self._together(FillSlot(pack_ids(blocks), slot), partial(self._runner.fill_slot, blocks, slot))
 
+    def read_kv(self, rank: int, blocks: Sequence[int], target: memoryview) -> None:
+        if rank == 0:
+            self._runner.read_kv(rank, blocks, target)
+        elif (data := self._pools[rank - 1].data) is not None:
+            kv_bytes.read_blocks(data, blocks, target)
+        else:
+            raise KvUnavailable("KV of several GPUs does not rest")
+
     @property
     def page_lock(self) -> PageLock | None:
         return self._runner.page_lock

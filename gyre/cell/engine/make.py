@@ -103,6 +103,7 @@ def _native(
         device_thread=device_thread,
         kv_home=None if backend is None else _home(setup, backend, model.device.type),
         on_publish=rollout.on_publish,
+        kv_rest_bytes=rollout.kv_rest_bytes,
     )
 
 

@@ -47,6 +47,7 @@ class NativeEngine(DrivenEngine):
         device_thread: ThreadPoolExecutor | None = None,
         kv_home: KvHome | None = None,
         on_publish: OnPublish = "recompute",
+        kv_rest_bytes: int = 0,
     ) -> None:
         runner = self._runner = Runner(
             model,
@@ -72,6 +73,8 @@ class NativeEngine(DrivenEngine):
             step_tokens=step_tokens or _STEP_TOKENS.get(model.device.type, 512),
             kv_home=kv_home,
             on_publish=on_publish,
+            # Of several GPUs what is in their stages is all that this process reaches.
+            kv_rest_bytes=0 if ranks > 1 and model.device.type == "cuda" else kv_rest_bytes,
         )
 
     def join(self, team: Team) -> None:

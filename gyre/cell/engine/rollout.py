@@ -209,8 +209,9 @@ class Rollout(Generic[Outlet]):
             return self._handover.pin(pin, session, live[-1].tokens, live[-1].digests)
         return self._handover.pin(pin, session, self._last_calls.tokens(session), {})
 
-    def unpin(self, pin: str) -> None:
-        self._handover.unpin(pin)
+    def unpin(self, *pins: str) -> None:
+        for pin in pins:
+            self._handover.unpin(pin)
         self._crowded_out = False
 
     def reserve(self, reservation: Reservation) -> None:

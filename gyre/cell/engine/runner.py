@@ -164,6 +164,9 @@ class Runner:
         assert self._stage is not None
         self._stage.fill(slot, self.kv.data, blocks)
 
+    def read_kv(self, rank: int, blocks: Sequence[int], target: memoryview) -> None:
+        kv_bytes.read_blocks(self.kv.data, blocks, target)
+
     def take_slot(self, blocks: Sequence[int], heads: tuple[int, int], slot: int, nbytes: int) -> bytes:
         """As `write_kv`, from a slot of its own stage."""
         assert self._stage is not None

@@ -98,6 +98,7 @@ class ScriptedEngine(DrivenEngine):
         open_weights: bool = True,
         kv_home: KvHome | None = None,
         on_publish: OnPublish = "recompute",
+        kv_rest_bytes: int = 0,
     ) -> None:
         self._script = _Script(
             sample, vocab, kv_tokens // block_tokens, block_tokens, kv_home and kv_home.file
@@ -116,6 +117,7 @@ class ScriptedEngine(DrivenEngine):
             step_tokens=step_tokens,
             kv_home=kv_home,
             on_publish=on_publish,
+            kv_rest_bytes=kv_rest_bytes,
         )
         self._load_s = load_s
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="weights") if open_weights else None
@@ -270,6 +272,9 @@ class _Script:
 
     def fill_slot(self, blocks: Sequence[int], slot: int) -> None:
         """There is none."""
+
+    def read_kv(self, rank: int, blocks: Sequence[int], target: memoryview) -> None:
+        np.frombuffer(target, np.int32).reshape(-1, *self._shape[1:])[:] = self._kv[list(blocks)]
 
     @property
     def page_lock(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gyre.cell.engine.base import (
     EngineMetrics,
     GenerateRequest,
     KvManifest,
+    KvRested,
     KvUnavailable,
     Weights,
 )
@@ -170,6 +171,10 @@ class SglangEngine:
 
     async def import_kv(self, manifest: KvManifest) -> int:
         self._check_awake("import KV")
+        raise KvUnavailable(STOCK_KV)
+
+    async def rest_kv(self, sessions: Sequence[str], budget_s: float) -> KvRested:
+        self._check_awake("rest KV")
         raise KvUnavailable(STOCK_KV)
 
     async def watch(self) -> None:

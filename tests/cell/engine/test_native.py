@@ -358,3 +358,42 @@ async def test_numbers_over_kept_kv_are_those_of_both_weights(native: NativeCase
 def test_a_pool_of_no_block_is_refused(native: Any) -> None:
     with pytest.raises(ValueError, match="kv_tokens"):
         native.engine(kv_tokens=7)
+
+
+class Locks:
+    """What a device would have locked."""
+
+    def __init__(self) -> None:
+        self.locked: dict[int, int] = {}
+        self.times = 0
+
+    def lock(self, pointer: int, nbytes: int) -> None:
+        self.times += 1
+        self.locked[pointer] = nbytes
+
+    def unlock(self, pointer: int) -> None:
+        del self.locked[pointer]
+
+
+async def test_memory_where_kv_rests_is_locked_once(
+    native: NativeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = Locks()
+    monkeypatch.setattr("gyre.cell.engine.runner.Runner.page_lock", locks)
+    engine = native.engine(kv_rest_bytes=2**16)
+    await engine.wake(native.weights(0))
+    (nbytes,) = locks.locked.values()
+    # Whole blocks, and all are there.
+    assert 2**16 - 8192 < nbytes <= 2**16
+    (file,) = [native.regions.folder / n for n in os.listdir(native.regions.folder) if n.endswith("-rest-0")]
+    assert os.stat(file).st_blocks * 512 >= nbytes
+    for turn in range(3):
+        await calls.generate(engine, prompt(40, seed=turn))
+        assert (await engine.rest_kv(["s"], 10.0)).tokens == 56
+        await engine.sleep()
+        await engine.wake(native.weights(0))
+        assert engine.metrics().kv_bytes_resting == 0
+        assert (await calls.generate(engine, prompt(40, seed=turn))).cached_tokens == 32
+    assert locks.times == 1 and file.exists()
+    await engine.close()
+    assert locks.locked == {} and not file.exists()

@@ -27,7 +27,7 @@ from gyre.cell.engine.native import NativeEngine
 from gyre.rdma import Backend, BackendName, PeerLost, RegionError, SharedMemory, make_backend
 from gyre.rdma.shm_backend import ShmBackend
 from tests.cell.engine.calls import generate, prompt, until
-from tests.cell.engine.conftest import NativeCase, TensorCase
+from tests.cell.engine.conftest import ModelWeights, NativeCase, TensorCase
 from tests.cell.engine.followers import Followers
 from tests.rdma.conftest import Holder, Process
 
@@ -58,6 +58,9 @@ class Staged:
         await backend.start()
         home = KvHome(backend, case.regions, f"kv-{len(self._cases)}", SLOT_BYTES)
         return await case.awake(seed, **{"kv_home": home, **options})
+
+    def weights(self, seed: int) -> ModelWeights:
+        return self._cases[0].weights(seed)
 
     async def close(self) -> None:
         for case in self._cases:
@@ -195,6 +198,36 @@ async def test_a_stage_and_a_pool_do_not_go_together(staged: Staged, native: Nat
         with pytest.raises(KvUnavailable, match="stage"):
             await other.import_kv(manifest)
         await one.release_kv(manifest.pin)
+
+
+@pytest.mark.parametrize("by", ["shm", "tcp"])
+async def test_what_rests_goes_by_no_stage_of_who_sleeps(staged: Staged, by: BackendName) -> None:
+    """Out of the memory where it rests: on this host from there, by TCP by a staging area."""
+    staged.by = by
+    first, second = await staged.awake(kv_rest_bytes=2**20), await staged.awake()
+    want = await generate(first, prompt(200))
+    # So that its blocks are in no order.
+    await generate(first, prompt(90, seed=2), session="t")
+    rested = await first.rest_kv(["t", "s"], 10.0)
+    await first.sleep()
+    manifest = await first.export_kv("s")
+    assert (manifest.slot_blocks, rested.tokens) == (0, 216 + 104)
+    assert await second.import_kv(manifest) == 216
+    assert await first.release_kv(manifest.pin)
+    got = await generate(second, prompt(200))
+    assert (got.cached_tokens, got.token_ids) == (192, want.token_ids)
+    forged = msgspec.structs.replace(await first.export_kv("t"), slot_blocks=manifest.slot_blocks + 3)
+    with pytest.raises(KvUnavailable):
+        await second.import_kv(forged)
+    assert await first.release_kv(forged.pin)
+    assert first.metrics().kv_bytes_resting == 0
+    await first.wake(staged.weights(0))
+    await generate(first, prompt(200))
+    await first.rest_kv(["s"], 10.0)
+    await first.sleep()
+    await first.wake(staged.weights(0))
+    assert (await generate(first, prompt(200))).cached_tokens == 192
+    assert first.metrics().kv_blocks_used == second.metrics().kv_blocks_used == 0
 
 
 @pytest.mark.parametrize("who", ["source", "destination"])
