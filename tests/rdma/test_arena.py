@@ -44,9 +44,9 @@ def test_it_takes_the_place_of_what_an_earlier_life_has_left(shared: SharedMemor
 
 
 def test_what_there_is_no_room_for_is_an_error(shared: SharedMemory) -> None:
-    arena = Arena(shared, "a", 2**50)
+    arena = Arena(shared, "a", 2**44)
     with pytest.raises(RegionError, match="cannot grow"):
-        arena.grow(2**50)
+        arena.grow(2**44)
     arena.grow(4096)
     arena.free()
     arena.close()
