@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 import torch
@@ -192,8 +193,11 @@ async def test_the_gradient_depends_neither_on_the_ranks_nor_on_the_cut(two: Two
     alone = Trainer(model, two.setup.loss, TEMPERATURE, 0, 1)
     stats = alone.micro_step(micro_step(*GROUP))
     by_formula = gradients_by_formula(policy, GROUP, two.setup.loss, TEMPERATURE)
+    first, *others = range(len(GROUP))
     cuts = [
         [micro_step(*GROUP)],
+        # Of a batch of one the second rank has none.
+        [msgspec.structs.replace(micro_step(*GROUP), batches=(tuple(others), (first,)))],
         [micro_step(*GROUP[:2]), micro_step(*GROUP[2:], index=1)],
         [micro_step(one, index=index) for index, one in enumerate(GROUP)],
     ]

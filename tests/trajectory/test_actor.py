@@ -144,6 +144,39 @@ async def test_equal_scores_add_a_group_that_counts_without_micro_steps(path: Pa
         assert await room.sent(AddGroup) == AddGroup(group="g000000", step=0, executions=2, micro_steps=())
 
 
+async def test_every_token_of_complete_groups_is_trained_or_listed_with_a_reason(path: Path) -> None:
+    """Of each execution 3 tokens are sampled; another 1 by an attempt that is begun anew."""
+    with structlog.testing.capture_logs() as logs:
+        async with running(path) as room:
+            await room.open("g000000.00")
+            await room.call("a", execution="g000000.00")
+            groups = {
+                "g000000": (1.0, 0.0),
+                "g000001": (0.5, 0.5),
+                "g000002": (1.0, None),
+                "e000000": (1.0, 0.0),
+            }
+            for group, scores in groups.items():
+                for index, score in enumerate(scores):
+                    await room.run(f"{group}.{index:02d}", score)
+                for told in (EvalDone,) if group[0] == "e" else (AddGroup, GroupFinished):
+                    await room.sent(told)
+            totals = await room.ref.ask(GetTotals())
+    assert totals.trained_tokens == 6
+    assert totals.excluded_tokens == {
+        "discarded_group": 3,
+        "dropped": 3,
+        "earlier_attempt": 1,
+        "evaluation": 6,
+        "zero_advantage": 6,
+    }
+    assert totals.groups_without_signal == 1
+    found = {log["group"]: log for log in logs if log["event"] in ("group", "group_discarded")}
+    assert [found[group].get("without_signal") for group in sorted(found)] == [False, True, None]
+    assert found["g000000"]["trained_tokens"] == 6
+    assert found["g000001"]["excluded_tokens"] == {"zero_advantage": 6}
+
+
 async def test_a_group_with_one_score_is_discarded_and_still_finished(path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         async with running(path) as room:

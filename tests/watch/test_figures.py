@@ -35,3 +35,12 @@ def test_a_step_has_the_mean_reward_of_its_executions() -> None:
     assert reward("step", step=0) == 0.5
     assert reward("step", step=1) == 0.25
     assert reward("step", step=2) is None
+
+
+def test_a_step_tells_what_of_its_groups_was_not_trained() -> None:
+    rewards = StepRewards()
+    for signal, excluded in ((False, {"not_drawn": 5, "stale": 1}), (True, {"zero_advantage": 4})):
+        group = event("group", step=0, scores={"x": 1.0}, without_signal=signal, excluded_tokens=excluded)
+        rewards(None, "info", group)
+    step = rewards(None, "info", event("step", step=0))
+    assert (step["groups_without_signal"], step["excluded_tokens"]) == (1, 10)
