@@ -96,16 +96,17 @@ class ChatCompletions:
         if fields.n not in (None, 1):
             raise bad_request(f"n = {fields.n} is not supported; send n = 1")
         options = fields.stream_options
+        tools = _tools(fields.tools or [])
         return CallRequest(
             conversation=Conversation(
                 messages=tuple(_message(place, message) for place, message in enumerate(fields.messages)),
-                tools=_tools(fields.tools or []),
+                tools=tools,
             ),
             model=fields.model,
             max_tokens=fields.max_completion_tokens or fields.max_tokens,
             stream=bool(fields.stream),
             include_usage=bool(options and options.include_usage),
-            parse_tools=bool(fields.tools) and fields.tool_choice != "none",
+            parse_tools=bool(tools) and fields.tool_choice != "none",
             hints=hints_of(headers),
             is_retry=says_retry(headers),
         )

@@ -11,7 +11,6 @@ import msgspec
 
 from gyre.proxy.api import (
     decode_body,
-    deltas,
     function_tool,
     hints_of,
     not_supported,
@@ -19,7 +18,6 @@ from gyre.proxy.api import (
     server_event,
 )
 from gyre.proxy.conversation import (
-    AnswerReason,
     CallError,
     CallRequest,
     Completion,
@@ -28,20 +26,8 @@ from gyre.proxy.conversation import (
     ToolCall,
     bad_request,
     is_billing,
-    wire_id,
 )
-
-_STOP_REASONS: dict[AnswerReason, str] = {
-    "stop": "end_turn",
-    "length": "max_tokens",
-    "tool_calls": "tool_use",
-}
-_ERROR_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    500: "api_error",
-}
+from gyre.proxy.messages_output import error_fields, message, message_events
 
 
 class _Block(msgspec.Struct):
@@ -96,18 +82,19 @@ class _Speech:
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> CallRequest:
         fields = decode_body(_DECODER, body, "a messages request")
+        tools = _tools(fields.tools or [])
         return CallRequest(
-            conversation=Conversation(messages=_messages(fields), tools=_tools(fields.tools or [])),
+            conversation=Conversation(messages=_messages(fields), tools=tools),
             model=fields.model,
             max_tokens=fields.max_tokens,
             stream=bool(fields.stream),
-            parse_tools=bool(fields.tools) and not (fields.tool_choice and fields.tool_choice.type == "none"),
+            parse_tools=bool(tools) and not (fields.tool_choice and fields.tool_choice.type == "none"),
             hints=hints_of(headers),
             is_retry=says_retry(headers),
         )
 
     def error(self, error: CallError) -> bytes:
-        return msgspec.json.encode({"type": "error", **_error(error)})
+        return msgspec.json.encode({"type": "error", **error_fields(error)})
 
 
 class CountTokens(_Speech):
@@ -126,23 +113,13 @@ class Messages(_Speech):
     keep_alive = server_event("ping", {})
 
     def answer(self, request: CallRequest, completion: Completion) -> bytes:
-        reason = _STOP_REASONS[completion.finish_reason]
-        return msgspec.json.encode(
-            _envelope(completion)
-            | {"content": _blocks(completion), "stop_reason": reason, "usage": _usage(completion)}
-        )
+        return msgspec.json.encode(message(completion))
 
     def events(self, request: CallRequest, completion: Completion) -> Iterator[bytes]:
-        usage = _usage(completion)
-        yield server_event("message_start", {"message": _envelope(completion) | {"usage": usage}})
-        for index, block in enumerate(_blocks(completion)):
-            yield from _block_events(index, block)
-        delta = {"stop_reason": _STOP_REASONS[completion.finish_reason], "stop_sequence": None}
-        yield server_event("message_delta", {"delta": delta, "usage": usage})
-        yield server_event("message_stop", {})
+        return message_events(completion)
 
     def error_event(self, error: CallError) -> bytes:
-        return server_event("error", _error(error))
+        return server_event("error", error_fields(error))
 
 
 def _messages(body: _Body) -> tuple[Message, ...]:
@@ -239,66 +216,3 @@ def _tools(tools: list[_Tool]) -> tuple[dict[str, Any], ...]:
             raise bad_request(f"tools[{index}].name is missing")
         offered.append(function_tool(tool.name, tool.description, tool.input_schema))
     return tuple(offered)
-
-
-def _envelope(completion: Completion) -> dict[str, Any]:
-    return {
-        "id": f"msg_{wire_id(completion.call)}",
-        "type": "message",
-        "role": "assistant",
-        "model": completion.model,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-    }
-
-
-def _usage(completion: Completion) -> dict[str, Any]:
-    """In this API the tokens that were cached are not among `input_tokens`."""
-    return {
-        "input_tokens": completion.prompt_tokens - completion.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": completion.cached_tokens,
-        "output_tokens": completion.completion_tokens,
-    }
-
-
-def _blocks(completion: Completion) -> list[dict[str, Any]]:
-    message = completion.message
-    blocks: list[dict[str, Any]] = []
-    if message.reasoning is not None:
-        signature = wire_id(completion.call)
-        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": signature})
-    if message.text:
-        blocks.append({"type": "text", "text": message.text})
-    for call in message.tool_calls:
-        arguments = msgspec.Raw(call.arguments_json.encode())
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
-    return blocks
-
-
-def _block_events(index: int, block: dict[str, Any]) -> Iterator[bytes]:
-    """A block starts empty and is filled by its deltas."""
-    if block["type"] == "text":
-        empty: dict[str, Any] = {"text": ""}
-        filling = [("text_delta", "text", piece) for piece in deltas(block["text"])]
-    elif block["type"] == "thinking":
-        empty = {"thinking": "", "signature": ""}
-        filling = [("thinking_delta", "thinking", piece) for piece in deltas(block["thinking"])]
-        filling.append(("signature_delta", "signature", block["signature"]))
-    else:
-        empty = {"input": {}}
-        arguments = bytes(block["input"]).decode()
-        filling = [("input_json_delta", "partial_json", piece) for piece in deltas(arguments)]
-    yield server_event("content_block_start", {"index": index, "content_block": block | empty})
-    for kind, field, piece in filling:
-        delta = {"type": kind, field: piece}
-        yield server_event("content_block_delta", {"index": index, "delta": delta})
-    yield server_event("content_block_stop", {"index": index})
-
-
-def _error(error: CallError) -> dict[str, Any]:
-    kind = _ERROR_TYPES.get(
-        error.status, "overloaded_error" if error.status > 500 else "invalid_request_error"
-    )
-    return {"error": {"type": kind, "message": error.message}}

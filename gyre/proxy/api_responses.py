@@ -53,7 +53,7 @@ class _Speech:
             model=fields.model,
             max_tokens=fields.max_output_tokens,
             stream=bool(fields.stream),
-            parse_tools=bool(fields.tools) and fields.tool_choice != "none",
+            parse_tools=bool(tools) and fields.tool_choice != "none",
             hints=hints_of(headers),
             is_retry=says_retry(headers),
             namespaces=places,

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -21,23 +21,20 @@ from gyre.proxy.conversation import (
     CallError,
     CallRequest,
     Completion,
-    Message,
     bad_request,
     execution_closed,
     prompt_too_long,
     unavailable,
 )
 from gyre.proxy.executions import Execution, Flight
-from gyre.proxy.matching import Match, draw_seed
+from gyre.proxy.matching import draw_seed
 from gyre.proxy.messages import ProxyTotals
+from gyre.proxy.prompts import Prompt, encode_prompt
 from gyre.proxy.routes import Routes, Sample
-from gyre.proxy.template import TemplateRefused
 from gyre.trajectory.records import CallRecord, CallRetried, RecordCall
 
 log = structlog.get_logger()
 
-# Encoding more than this is moved off the event loop, which all calls share.
-_ENCODE_INLINE_CHARACTERS = 32_768
 _CLOSED_KEYS = 65_536
 # The journal answers when it has written, and a full disk can make that long.
 _RECORD_S = 24 * 3600.0
@@ -47,14 +44,6 @@ class RunTask(Protocol):
     """`ActorContext.run`."""
 
     def __call__(self, coroutine: Coroutine[Any, Any, None], /, *, name: str) -> asyncio.Task[None]: ...
-
-
-class _Prompt(NamedTuple):
-    parent: str | None
-    new_messages: tuple[Message, ...]
-    new_ids: list[int]
-    ids: tuple[int, ...]
-    seed: int
 
 
 class CallDesk:
@@ -133,7 +122,8 @@ class CallDesk:
     async def count_tokens(self, execution: Execution, request: CallRequest) -> int:
         """How long the prompt of such a call would be. Raises CallError."""
         digests = _digests(execution, request)
-        return len((await self._prompt_ids(execution, request, digests))[-1])
+        prompt = await encode_prompt(self._codec, execution.index, request.conversation, digests)
+        return len(prompt.ids)
 
     async def delivered(self, execution: Execution, flight: Flight) -> None:
         """The answer reached a client."""
@@ -201,8 +191,8 @@ class CallDesk:
     async def _complete(self, execution: Execution, flight: Flight) -> Completion:
         started_s = time.time()
         request = flight.request
-        prompt = await self._encode(execution, flight)
-        sample = await self._routes.sample(self._generate_request(execution, flight, prompt))
+        prompt, seed = await self._encode(execution, flight)
+        sample = await self._routes.sample(self._generate_request(execution, flight, prompt, seed))
         answer = self._codec.decode_answer(sample.token_ids, flight.call, parse_tools=request.parse_tools)
         record = _record(execution.name, flight, prompt, sample, answer, started_s)
         try:
@@ -230,40 +220,20 @@ class CallDesk:
             reasoning_tokens=answer.reasoning_tokens,
         )
 
-    async def _encode(self, execution: Execution, flight: Flight) -> _Prompt:
-        match, new, new_ids, ids = await self._prompt_ids(execution, flight.request, flight.digests)
-        if len(ids) >= self._window_tokens:
-            raise prompt_too_long(len(ids), self._window_tokens)
-        digest = execution.index.prompt_digest(match.node, new_ids)
+    async def _encode(self, execution: Execution, flight: Flight) -> tuple[Prompt, int]:
+        prompt = await encode_prompt(
+            self._codec, execution.index, flight.request.conversation, flight.digests
+        )
+        if len(prompt.ids) >= self._window_tokens:
+            raise prompt_too_long(len(prompt.ids), self._window_tokens)
+        digest = execution.index.prompt_digest(prompt.parent, prompt.new_ids)
         seed = draw_seed(self._sampling.seed, execution.name, digest, execution.prompts[digest])
         execution.prompts[digest] += 1
-        return _Prompt(match.node, new, new_ids, ids, seed)
+        return prompt, seed
 
-    async def _prompt_ids(
-        self, execution: Execution, request: CallRequest, digests: list[bytes]
-    ) -> tuple[Match, tuple[Message, ...], list[int], tuple[int, ...]]:
-        """Only what is new is encoded; the rest is the path of the call that is continued. Answers the match,
-        what is new as messages and as ids, and the whole prompt."""
-        conversation, index = request.conversation, execution.index
-        if conversation.tools and not self._codec.supports_tools:
-            raise bad_request('this job\'s policy has no tools: harness.proxy.tool_format is "plain"')
-        match = index.match(conversation, digests)
-        path = index.path_ids(match.node)
-        new = conversation.messages[match.messages :]
-        inline = sum(len(block) for m in new for block in m.content) <= _ENCODE_INLINE_CHARACTERS
-
-        def encode() -> list[int]:
-            if match.node is None:
-                return self._codec.encode_root(new, conversation.tools)
-            return self._codec.encode_continuation(path, new, conversation.tools)
-
-        try:
-            new_ids = encode() if inline else await asyncio.to_thread(encode)
-        except TemplateRefused as error:
-            raise bad_request(str(error)) from error
-        return match, new, new_ids, (*path, *new_ids)
-
-    def _generate_request(self, execution: Execution, flight: Flight, prompt: _Prompt) -> GenerateRequest:
+    def _generate_request(
+        self, execution: Execution, flight: Flight, prompt: Prompt, seed: int
+    ) -> GenerateRequest:
         left = self._window_tokens - len(prompt.ids)
         asked = flight.request.max_tokens or left
         limit = min(asked, left, self._sampling.max_new_tokens)
@@ -272,10 +242,10 @@ class CallDesk:
             session=execution.name,
             prompt_ids=prompt.ids,
             prompt_tokens=len(prompt.ids),
-            sampling=msgspec.structs.replace(self._sampling, seed=prompt.seed, max_new_tokens=limit),
+            sampling=msgspec.structs.replace(self._sampling, seed=seed, max_new_tokens=limit),
         )
 
-    def _count(self, flight: Flight, prompt: _Prompt, sample: Sample, answer: DecodedAnswer) -> None:
+    def _count(self, flight: Flight, prompt: Prompt, sample: Sample, answer: DecodedAnswer) -> None:
         self._sums.update(
             calls=1,
             reroutes=sample.reroutes,
@@ -309,7 +279,7 @@ def _finish_reason(sample: Sample, answer: DecodedAnswer) -> AnswerReason:
 
 
 def _record(
-    execution: str, flight: Flight, prompt: _Prompt, sample: Sample, answer: DecodedAnswer, started_s: float
+    execution: str, flight: Flight, prompt: Prompt, sample: Sample, answer: DecodedAnswer, started_s: float
 ) -> CallRecord:
     return CallRecord(
         execution=execution,

@@ -89,7 +89,7 @@ def _output(request: CallRequest, completion: Completion) -> list[dict[str, Any]
         # Clients send a summary back, and not always the content.
         summary = [{"type": "summary_text", "text": message.reasoning}]
         items.append({"type": "reasoning", "id": f"rs_{name}", "summary": summary, "encrypted_content": name})
-    if message.text or not message.tool_calls:
+    if message.text or (not items and not message.tool_calls):
         content = [{"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}]
         items.append({"type": "message", "id": f"msg_{name}", "role": "assistant", "content": content})
     for index, call in enumerate(message.tool_calls):

@@ -277,6 +277,15 @@ def test_an_answer_that_was_cut_off_is_incomplete() -> None:
     assert list(api.events(request(), cut))[-1].startswith(b"event: response.incomplete\n")
 
 
+def test_what_was_only_thought_is_no_message() -> None:
+    answer = json.loads(api.answer(request(), completion(message=Message(role="assistant", reasoning="Hm."))))
+    assert [item["type"] for item in answer["output"]] == ["reasoning"]
+
+
+def test_no_calls_are_read_where_no_tool_could_be_offered() -> None:
+    assert not parse(tools=[{"type": "web_search"}]).parse_tools
+
+
 def test_a_streamed_answer_says_the_same() -> None:
     events = [event.decode().split("\n", 1) for event in api.events(request(), ANSWER)]
     data = [json.loads(lines.removeprefix("data: ")) for _, lines in events]
