@@ -7,6 +7,7 @@ from gyre.rdma.arena import Arena
 from gyre.rdma.base import (
     Backend,
     Extent,
+    Look,
     Note,
     PeerLost,
     Refused,
@@ -35,6 +36,7 @@ __all__ = [
     "Extent",
     "HeldRegions",
     "Lending",
+    "Look",
     "Note",
     "PageLock",
     "PeerLost",

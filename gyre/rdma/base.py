@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Literal, NamedTuple, Protocol, Self
 
@@ -82,6 +82,15 @@ class Unusable(RuntimeError):
         self.fix = fix
 
 
+class Look(NamedTuple):
+    """At what is read, piece by piece: `at` is called in threads with the offset in the local memory of each
+    piece of `nbytes` that is there, where the backend can while the core that copied it has it in its cache.
+    Extents are of whole pieces."""
+
+    nbytes: int
+    at: Callable[[int], None]
+
+
 class Region(Protocol):
     """Mapped bytes. `buffer` is valid until `close`."""
 
@@ -156,10 +165,11 @@ class Backend(Protocol):
         extents: Sequence[Extent],
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        look: Look | None = None,
     ) -> None:
-        """Fills `local` from `remote`; returns when the bytes are there. After an error those of the extents
-        are undefined; no more arrive, but with `mooncake` and `nixl`, which cannot be stopped, until `close`
-        of `local` returns. Raises RegionError, TransferError."""
+        """Fills `local` from `remote`; returns when the bytes are there and looked at. After an error those
+        of the extents are undefined; no more arrive, but with `mooncake` and `nixl`, which cannot be stopped,
+        until `close` of `local` returns. Raises RegionError, TransferError, and what a look does."""
 
     async def write(
         self,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gyre.rdma.base import Extent, Op
+from gyre.rdma.base import Extent, Look, Op
 
 # Between two looks at whether it is still wanted.
 STEP_BYTES = 32 * 2**20
@@ -34,16 +34,26 @@ class Copier:
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
 
-    async def copy(self, op: Op, local: int, remote: int, extents: Sequence[Extent], pid: int | None) -> None:
-        """`local`, `remote`: addresses; `pid`: whose the remote one is, None for one of ours. Raises OSError.
-        Cancelled, it returns when nothing is copied any more."""
+    async def copy(
+        self,
+        op: Op,
+        local: int,
+        remote: int,
+        extents: Sequence[Extent],
+        pid: int | None,
+        look: Look | None = None,
+    ) -> None:
+        """`local`, `remote`: addresses; `pid`: whose the remote one is, None for one of ours, which may be
+        looked at. Raises OSError. Cancelled, it returns when nothing is copied any more."""
         loop = asyncio.get_running_loop()
         working: set[asyncio.Future[None]] = set()
         try:
-            for step in steps(extents):
+            for step in steps(extents) if look is None else looked_at_steps(extents, look.nbytes):
                 if len(working) == _THREADS:
                     working = await _some_done(working)
-                if pid is None:
+                if look is not None:
+                    work = loop.run_in_executor(self._threads, _and_look, local, remote, step, look)
+                elif pid is None:
                     work = loop.run_in_executor(self._threads, _within, op, local, remote, step)
                 else:
                     work = loop.run_in_executor(self._threads, _between, op, local, remote, step, pid)
@@ -84,6 +94,19 @@ def steps(
                 step, room = [], nbytes
     if step:
         yield step
+
+
+def looked_at_steps(extents: Iterable[Extent], piece: int) -> Iterator[list[Extent]]:
+    """Of whole pieces each."""
+    return steps(extents, max(STEP_BYTES // piece, 1) * piece)
+
+
+def _and_look(local: int, remote: int, extents: Sequence[Extent], look: Look) -> None:
+    """A read of mapped memory."""
+    for here, there, nbytes in extents:
+        for at in range(0, nbytes, look.nbytes):
+            ctypes.memmove(local + here + at, remote + there + at, look.nbytes)
+            look.at(here + at)
 
 
 def _within(op: Op, local: int, remote: int, extents: Sequence[Extent]) -> None:

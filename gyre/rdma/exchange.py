@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from gyre.rdma.answering import Answering
-from gyre.rdma.base import DEFAULT_TIMEOUT_S, Extent, Note, Op, RegionError, RegionHandle, Registration
+from gyre.rdma.base import DEFAULT_TIMEOUT_S, Extent, Look, Note, Op, RegionError, RegionHandle, Registration
 from gyre.rdma.dialling import Lanes
 from gyre.rdma.frames import MAX_NOTE_BYTES, MAX_PIECES, MAX_TIMEOUT_S, BadFrame, Begin, Done, Go, Tell
 from gyre.rdma.lane import Lane, LaneLost
@@ -23,8 +23,10 @@ from gyre.rdma.memory import (
     Registered,
     bytes_of,
     check_extents,
+    check_pieces,
     checked_name,
     fresh_bytes,
+    look_at,
     new_key,
     of_host,
     stripes,
@@ -151,8 +153,14 @@ class Exchange(abc.ABC):
         extents: Sequence[Extent],
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        look: Look | None = None,
     ) -> None:
-        await self._operate("read", self._own(local), remote, extents, timeout_s)
+        own = self._own(local)
+        if look is None:
+            await self._operate("read", own, remote, extents, timeout_s)
+        else:
+            check_pieces(extents, look.nbytes)
+            await self._read_and_look(own, remote, extents, timeout_s, look)
 
     async def write(
         self,
@@ -208,6 +216,17 @@ class Exchange(abc.ABC):
 
     # --- asking -----------------------------------------------------------------------------------
 
+    async def _read_and_look(
+        self,
+        local: Registered,
+        remote: RegionHandle,
+        extents: Sequence[Extent],
+        timeout_s: float,
+        look: Look,
+    ) -> None:
+        await self._operate("read", local, remote, extents, timeout_s)
+        await asyncio.get_running_loop().run_in_executor(self._thread, look_at, extents, look)
+
     async def _operate(
         self,
         op: Op,
@@ -217,11 +236,7 @@ class Exchange(abc.ABC):
         timeout_s: float,
     ) -> None:
         """As many requests as its connections can work at, or as it has too many pieces for one."""
-        if remote.backend != self.name:
-            raise RegionError(remote.name, f"is on backend {remote.backend!r}, not {self.name!r}")
-        if not 0 < timeout_s < MAX_TIMEOUT_S:
-            raise ValueError(f"a time-out of {timeout_s} s")
-        joined = check_extents(op, local.handle, remote, extents)
+        joined = self._checked(op, local, remote, extents, timeout_s)
         parts = stripes(joined, self.stripes, STRIPE_BYTES, MAX_PIECES)
         if len(parts) == 1:
             await self._request(op, local, remote, parts[0], timeout_s)
@@ -232,6 +247,21 @@ class Exchange(abc.ABC):
                     group.create_task(self._request(op, local, remote, part, timeout_s))
         except* RegionError as errors:
             raise errors.exceptions[0] from None
+
+    def _checked(
+        self,
+        op: Op,
+        local: Registered,
+        remote: RegionHandle,
+        extents: Sequence[Extent],
+        timeout_s: float,
+    ) -> list[Extent]:
+        """Joined where they can be. Raises RegionError."""
+        if remote.backend != self.name:
+            raise RegionError(remote.name, f"is on backend {remote.backend!r}, not {self.name!r}")
+        if not 0 < timeout_s < MAX_TIMEOUT_S:
+            raise ValueError(f"a time-out of {timeout_s} s")
+        return check_extents(op, local.handle, remote, extents)
 
     async def _request(
         self, op: Op, local: Registered, remote: RegionHandle, extents: Sequence[Extent], timeout_s: float

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gyre.rdma.base import Extent, Op, RegionError, RegionHandle
+from gyre.rdma.base import Extent, Look, Op, RegionError, RegionHandle
 from gyre.rdma.copying import Copier
 from gyre.rdma.exchange import Transfer
 from gyre.rdma.frames import Begin
@@ -90,9 +90,34 @@ class ShmBackend(Pinning):
         elif op == "write":
             raise RegionError(remote.name, "has no holder who would allow it to be written")
         else:
-            with local.used(), told(remote.name, "this host", At("move"), timeout_s, self._lost):
-                async with asyncio.timeout(timeout_s):
-                    await self._copy_mapped(op, local, remote, extents)
+            await self._read_mapped(local, remote, extents, timeout_s)
+
+    async def _read_and_look(
+        self,
+        local: Registered,
+        remote: RegionHandle,
+        extents: Sequence[Extent],
+        timeout_s: float,
+        look: Look,
+    ) -> None:
+        if remote.peer:
+            await super()._read_and_look(local, remote, extents, timeout_s, look)
+        else:
+            joined = self._checked("read", local, remote, extents, timeout_s)
+            await self._read_mapped(local, remote, joined, timeout_s, look)
+
+    async def _read_mapped(
+        self,
+        local: Registered,
+        remote: RegionHandle,
+        extents: Sequence[Extent],
+        timeout_s: float,
+        look: Look | None = None,
+    ) -> None:
+        """Of a region whose name is enough."""
+        with local.used(), told(remote.name, "this host", At("move"), timeout_s, self._lost):
+            async with asyncio.timeout(timeout_s):
+                await self._copy_mapped("read", local, remote, extents, look)
 
     async def _copy(self, lane: Lane, transfer: Transfer) -> None:
         there = transfer.granted(_Grant)
@@ -103,12 +128,17 @@ class ShmBackend(Pinning):
             await self._copier.copy(transfer.op, pointer, there.pointer, transfer.extents, process)
 
     async def _copy_mapped(
-        self, op: Op, local: Registered, remote: RegionHandle, extents: Sequence[Extent]
+        self,
+        op: Op,
+        local: Registered,
+        remote: RegionHandle,
+        extents: Sequence[Extent],
+        look: Look | None = None,
     ) -> None:
         mapped = self._map(remote, writable=remote.peer != "")
         mapped.users += 1
         try:
-            await self._copier.copy(op, local.pointer, mapped.pointer, extents, None)
+            await self._copier.copy(op, local.pointer, mapped.pointer, extents, None, look)
         finally:
             mapped.users -= 1
             mapped.used_s = asyncio.get_running_loop().time()

@@ -13,6 +13,7 @@ import pytest
 from gyre.rdma import (
     Backend,
     Extent,
+    Look,
     PeerLost,
     Refused,
     RegionError,
@@ -55,6 +56,43 @@ async def test_a_read_brings_the_bytes(
     mine = await local(nbytes, way)
     await backend.read(mine, remote, whole(nbytes))
     assert digest(mine.buffer) == digest(noise(nbytes, nbytes))
+
+
+async def test_each_piece_that_is_read_is_looked_at_when_it_is_there(
+    backend: Backend, holder: Holder, local: Local
+) -> None:
+    piece, pieces = 3 * 4096, 3000
+    remote = await holder.hold("theirs", piece * pieces, seed=5)
+    mine = await local(piece * pieces)
+    theirs, seen = noise(5, piece * pieces), {}
+    extents = [Extent(0, 5 * piece, 2000 * piece), Extent(2500 * piece, 0, 5 * piece)]
+
+    def look(at: int) -> None:
+        assert at not in seen
+        seen[at] = bytes(mine.buffer[at : at + piece])
+
+    await backend.read(mine, remote, extents, look=Look(piece, look))
+    want = {at: at + 5 * piece for at in range(0, 2000 * piece, piece)}
+    want |= {2500 * piece + at: at for at in range(0, 5 * piece, piece)}
+    assert seen == {at: theirs[far : far + piece] for at, far in want.items()}
+
+
+async def test_pieces_that_are_not_whole_are_refused(backend: Backend, holder: Holder, local: Local) -> None:
+    remote, mine = await holder.hold("theirs", 100), await local(100)
+    with pytest.raises(ValueError, match="10 bytes are not whole pieces of 8"):
+        await backend.read(
+            mine, remote, [Extent(0, 0, 16), Extent(16, 16, 10)], look=Look(8, lambda at: None)
+        )
+
+
+async def test_what_a_look_raises_is_raised(backend: Backend, holder: Holder, local: Local) -> None:
+    remote, mine = await holder.hold("theirs", 100), await local(100)
+
+    def look(at: int) -> None:
+        raise RuntimeError(f"at {at}")
+
+    with pytest.raises(RuntimeError, match="at 0"):
+        await backend.read(mine, remote, [Extent(0, 0, 16)], look=Look(16, look))
 
 
 @pytest.mark.parametrize("nbytes", [1, 4097, 33 * MIB + 3])

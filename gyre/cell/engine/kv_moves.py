@@ -14,6 +14,7 @@ import structlog
 from gyre.cell.engine.base import KvManifest, KvPart, KvUnavailable
 from gyre.cell.engine.handover import KvMemory, KvStore, Reservation
 from gyre.cell.engine.kv_home import KvHome, Pool, Step, block_bytes, compare, overlap, steps_of
+from gyre.cell.engine.kv_sums import BlockSums
 from gyre.cell.engine.kv_turns import KvTurns, Run
 from gyre.cell.engine.unheard import wholly
 from gyre.rdma import Extent, Region, RegionError, RegionHandle, Registration
@@ -46,7 +47,8 @@ class KvMoves:
         self._backend = home.backend
         self._store = store
         self._run = run
-        self._step_bytes = GPU_STEP_BYTES if home.backend.name == "cuda_ipc" else STEP_BYTES
+        self._on_host = home.backend.name != "cuda_ipc"
+        self._step_bytes = STEP_BYTES if self._on_host else GPU_STEP_BYTES
         self._pools: list[Pool] = []
         self._proofs: dict[str, Registration] = {}
         self._scratch: Registration | None = None
@@ -182,23 +184,32 @@ class KvMoves:
         reservation: Reservation,
         meanwhile: Callable[[int], None],
     ) -> list[Future[None]]:
-        """Into the pool. Nobody waits here until each step is looked at: that may take a pass."""
+        """Into the pool. What is not looked at as it arrives is afterwards, and nobody waits for that here:
+        it may take a pass."""
         nbytes = block_bytes(part, reservation.manifest.layout)
         turns = asyncio.Semaphore(_ABREAST)
+        looks: list[Future[None]] = []
 
-        async def read(step: Step) -> Future[None]:
+        async def read(step: Step) -> None:
+            sums = BlockSums(pool.local.buffer, nbytes, step.own) if self._on_host else None
+            extents = list(_extents(step, nbytes))
             async with turns:
-                await self._backend.read(pool.local, part.region, list(_extents(step, nbytes)))
+                look = sums.look if sums is not None else None
+                await self._backend.read(pool.local, part.region, extents, look=look)
+            if sums is not None:
+                compare(sums.taken(), step, part)
             self._run(partial(meanwhile, len(step.own)))
-            return self._run(partial(self._look, rank, part, step))
+            if sums is None:
+                looks.append(self._run(partial(self._look, rank, part, step)))
 
         steps = steps_of(reservation, max(self._step_bytes // nbytes, 1))
         try:
             async with asyncio.TaskGroup() as group:
-                reads = [group.create_task(read(step)) for step in steps]
-        except* RegionError as errors:
+                for step in steps:
+                    group.create_task(read(step))
+        except* (RegionError, KvUnavailable) as errors:
             raise errors.exceptions[0] from None
-        return [read.result() for read in reads]
+        return looks
 
     def _at_hand(self, files: ExitStack, part: KvPart) -> memoryview | None:
         """KV that rests in this process, or on this host where the pool is not: what is of a GPU does not go
@@ -251,7 +262,7 @@ class KvMoves:
 
     @asynccontextmanager
     async def _staging(self, nbytes: int) -> AsyncIterator[Registration]:
-        if self._backend.name == "cuda_ipc":
+        if not self._on_host:
             raise KvUnavailable("KV of other heads is not moved from GPU to GPU")
         async with AsyncExitStack() as stack:
             staging = await self._backend.allocate(f"{self._home.name}-{uuid4().hex[:12]}", nbytes)
