@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -14,6 +16,9 @@ from rich.table import Table
 
 from gyre.harness.host import HarnessActorError, load_harness
 from gyre.job import Fault, Job, JobError, Plan, load_job, plan, resolved_toml, warnings
+
+if TYPE_CHECKING:
+    from gyre.recorded.show import Shown
 
 BAD_JOB, INTERRUPTED = 2, 130
 
@@ -26,6 +31,8 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, for example train.lr=1e-5. Repeatable."),
 ]
+
+Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="Only this group, as g000012.")]
 
 
 @app.callback()
@@ -90,8 +97,12 @@ def check(job: JobFile, overrides: Overrides = None) -> None:
 
 @app.command()
 def inspect(
-    path: Annotated[
-        str, typer.Argument(metavar="[PATH]", help="An actor, as satellites/cell-1; what lives below it too.")
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RUN|ACTOR]",
+            help="A run's folder: its executions. Or an actor of a running job, as satellites/cell-1.",
+        ),
     ] = "",
     run: Annotated[
         Path | None,
@@ -107,26 +118,57 @@ def inspect(
         float,
         typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long the job may take to answer."),
     ] = 5.0,
+    tree: Annotated[
+        str, typer.Option("--tree", metavar="EXECUTION", help="Of a run: an execution's calls.")
+    ] = "",
+    tokens: Annotated[
+        str, typer.Option("--tokens", metavar="EXECUTION/CALL", help="Of a run: the tokens of a call.")
+    ] = "",
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="FILE", help="Of a run: write rows, .jsonl or .parquet."),
+    ] = None,
+    by: Annotated[
+        Literal["execution", "trajectory", "span"], typer.Option("--by", help="With --export: what a row is.")
+    ] = "trajectory",
+    group: Group = "",
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """Look into a running job: its actors and what they are at, or with --trace its messages."""
-    from gyre import inspecting  # imports what `check` can do without
+    """Look into a running job, its actors and what they are at; or at what a run has recorded."""
+    from gyre.recorded import show  # imports what `check` can do without
 
-    if trace:
-        shown = inspecting.show_trace(
-            run, path, seconds=trace, timeout_s=timeout, as_json=as_json, say=typer.echo
-        )
-    else:
-        shown = inspecting.show_report(
-            run, path, over_s=over, timeout_s=timeout, as_json=as_json, say=typer.echo
-        )
-    try:
-        asyncio.run(shown)
-    except inspecting.CannotInspect as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+    is_folder = bool(what) and show.is_run_folder(Path(what))
+    if not (is_folder or tree or tokens or export or group):
+        return _inspect_living(what, run, trace, over, timeout, as_json)
+    if what and not is_folder:
+        _end(f"{what}: there is no run in this folder", BAD_JOB)
+    with _recorded(Path(what) if what else run, as_json) as shown:
+        if tree:
+            shown.tree(tree)
+        elif tokens:
+            shown.tokens(tokens)
+        elif export:
+            shown.export(export, by, group or None)
+        else:
+            shown.executions(group or None)
+
+
+@app.command()
+def resample(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, be it over or not.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="As sampling.draw=coverage. Repeatable."),
+    ] = None,
+    group: Group = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """Say what of a run would have been trained, had its job sampled otherwise."""
+    from gyre.recorded import show  # imports what `check` can do without
+
+    with _recorded(run, as_json) as shown:
+        was, would_be = show.ways(run, overrides or [])
+        shown.resample(was, would_be, group or None)
 
 
 @app.command()
@@ -142,6 +184,46 @@ def doctor(
     for name, why, fix in asyncio.run(rdma.probe(where)):
         table.add_row(name, f"no: {why}; {fix}" if why else "yes")
     Console(highlight=False).print(table)
+
+
+def _inspect_living(
+    actor: str, run: Path | None, trace: float, over: float, timeout: float, as_json: bool
+) -> None:
+    from gyre import inspecting  # imports what `check` can do without
+
+    if trace:
+        shown = inspecting.show_trace(
+            run, actor, seconds=trace, timeout_s=timeout, as_json=as_json, say=typer.echo
+        )
+    else:
+        shown = inspecting.show_report(
+            run, actor, over_s=over, timeout_s=timeout, as_json=as_json, say=typer.echo
+        )
+    try:
+        asyncio.run(shown)
+    except inspecting.CannotInspect as error:
+        _end(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _recorded(run: Path | None, as_json: bool) -> Iterator[Shown]:
+    """Its exit codes are those of the commands that look at a recorded run."""
+    from gyre.recorded import show  # imports what `check` can do without
+
+    try:
+        with show.shown(run, typer.echo, lambda line: typer.echo(line, err=True), as_json=as_json) as shown:
+            yield shown
+    except show.CannotShow as error:
+        _end(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _end(problem: str, exit_code: int) -> NoReturn:
+    typer.echo(problem, err=True)
+    raise typer.Exit(exit_code)
 
 
 def _show(job: Job, planned: Plan, unlikely: tuple[Fault, ...]) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-ROOMS = ("actors", "rdma", "loss", "schedule", "trajectory", "proxy", "harness", "watch", "job")
+ROOMS = ("actors", "rdma", "loss", "schedule", "trajectory", "proxy", "harness", "watch", "job", "recorded")
 NEED_TORCH = {"gyre.loss.gspo"}
 OF_CELL = ("gyre.cell", "gyre.cell.actor", "gyre.cell.config", "gyre.cell.messages", "gyre.cell.engine.base")
 

@@ -44,9 +44,7 @@ def load_function(name: str) -> Callable[..., Any]:
 def model_folder(recipe: str, cache: Path = CACHE) -> Path:
     """The Hugging Face folder that a recipe, a function `(folder)`, writes: once, then from the cache, whose
     key is the recipe's name and the text of its file. Raises RecipeError."""
-    source = Path(recipe.rpartition(":")[0])
-    text = source.read_bytes() if source.is_file() else b""
-    folder = cache / hashlib.sha256(recipe.encode() + b"\0" + text).hexdigest()[:16]
+    folder = cached_folder(recipe, cache)
     if folder.is_dir():
         return folder
     write = load_function(recipe)
@@ -60,6 +58,13 @@ def model_folder(recipe: str, cache: Path = CACHE) -> Path:
         raise RecipeError(recipe, problem, "it is called with (folder) and writes a model there") from error
     draft.rename(folder)
     return folder
+
+
+def cached_folder(recipe: str, cache: Path = CACHE) -> Path:
+    """Where `model_folder` has that folder, or would write it."""
+    source = Path(recipe.rpartition(":")[0])
+    text = source.read_bytes() if source.is_file() else b""
+    return cache / hashlib.sha256(recipe.encode() + b"\0" + text).hexdigest()[:16]
 
 
 def _load_file(path: Path) -> Any:

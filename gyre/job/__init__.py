@@ -3,7 +3,7 @@
 Imports no torch: a job can be checked where it cannot be run."""
 
 from gyre.job.decode import Fault
-from gyre.job.load import JobError, load_job, resolved_toml
+from gyre.job.load import JobError, load_job, load_recorded, resolved_toml
 from gyre.job.plan import Plan, RoleMemory, plan
 from gyre.job.rules import warnings
 from gyre.job.tables import Job
@@ -15,6 +15,7 @@ __all__ = [
     "Plan",
     "RoleMemory",
     "load_job",
+    "load_recorded",
     "plan",
     "resolved_toml",
     "warnings",

@@ -44,6 +44,24 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     return job
 
 
+def load_recorded(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """The resolved job of a run folder, wherever it ran: models, tasks and commands that it names need not be
+    here, and keys that are no longer known are passed over. Overrides are checked as in `load_job`. Raises
+    JobError."""
+    data = _read(path)
+    faults = [fault for override in overrides if (fault := _override(data, override)) is not None]
+    job, found = decode(data, Job)
+    given = {override.partition("=")[0].strip() for override in overrides}
+    faults += [fault for fault in found if fault.key in given]
+    if given:
+        faulty = {fault.key for fault in faults}
+        broken = [(set(keys), fault) for keys, fault in broken_rules(job)]
+        faults += [fault for keys, fault in broken if keys & given and not keys & faulty]
+    if faults:
+        raise JobError(path, faults)
+    return job
+
+
 def resolved_toml(job: Job) -> str:
     """The job as TOML with every default written out; `load_job` reads the same job from it."""
     return tomli_w.dumps(_without_nulls(msgspec.to_builtins(job, enc_hook=str)))

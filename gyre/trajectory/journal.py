@@ -250,7 +250,10 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
     """Raises JournalCorrupt where the file was written by another version."""
-    row = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    try:
+        row = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    except UnicodeDecodeError as error:  # of what SQLite itself wants to say
+        raise corrupt(path, str(error)) from error
     if row != (str(SCHEMA_VERSION),):
         raise JournalCorrupt(
             path, f"its version is {row[0] if row else 'unknown'}, this Gyre reads {SCHEMA_VERSION}"

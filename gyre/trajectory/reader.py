@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,21 @@ class ExecutionRow(msgspec.Struct, frozen=True, kw_only=True):
     spec: ExecutionSpec
     ended: EndedExecution | None
 
+    @property
+    def execution(self) -> str:
+        return self.spec.execution
+
+
+class DamagedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What is journalled of an execution cannot be read."""
+
+    execution: str
+    reason: str
+
+
+# What decoding a damaged entry may raise.
+_DAMAGED = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
+
 
 class JournalReader:
     """A read-only view of the journal at `path`, as of each question. Raises JournalError when the file
@@ -33,10 +49,16 @@ class JournalReader:
             raise JournalError(path, "there is no journal: the run has not begun, or this is no run folder")
         self.path = path
         try:
-            self._connection = sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True, timeout=5.0)
-            check_version(self._connection, path)
+            self._connection = sqlite3.connect(_uri(path), uri=True, timeout=5.0)
         except sqlite3.Error as error:
             raise corrupt(path, str(error)) from error
+        try:
+            check_version(self._connection, path)
+        except BaseException as error:
+            self._connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise corrupt(path, str(error)) from error
+            raise
 
     def close(self) -> None:
         self._connection.close()
@@ -49,15 +71,34 @@ class JournalReader:
 
     def executions(self, group: str | None = None) -> list[ExecutionRow]:
         """In order of execution id, of one group or all."""
-        where, parameters = ("WHERE group_id = ?", (group,)) if group is not None else ("", ())
-        rows = self._rows(f"SELECT spec, ended FROM executions {where} ORDER BY execution", *parameters)
-        return [
-            ExecutionRow(
-                spec=self._decode(spec, ExecutionSpec),
-                ended=None if ended is None else self._decode(ended, EndedExecution),
-            )
-            for spec, ended in rows
-        ]
+        return [self._whole(row) for row in self.scan(group)]
+
+    def scan(self, group: str | None = None) -> Iterator[ExecutionRow | DamagedRow]:
+        """As `executions`, one after the other; where a row is damaged it goes on with the next."""
+        if group is None:
+            return self._scan("ORDER BY execution")
+        return self._scan("WHERE group_id = ? ORDER BY execution", group)
+
+    def execution(self, execution: str) -> ExecutionRow | None:
+        """None where there is none of that name."""
+        row = next(self._scan("WHERE execution = ?", execution), None)
+        return None if row is None else self._whole(row)
+
+    def _scan(self, which: str, *parameters: object) -> Iterator[ExecutionRow | DamagedRow]:
+        rows = self._rows(f"SELECT execution, spec, ended FROM executions {which}", *parameters)
+        for execution, spec, ended in rows:
+            try:
+                yield ExecutionRow(
+                    spec=_decode(spec, ExecutionSpec),
+                    ended=None if ended is None else _decode(ended, EndedExecution),
+                )
+            except _DAMAGED as error:
+                yield DamagedRow(execution=str(execution), reason=str(error))
+
+    def _whole(self, row: ExecutionRow | DamagedRow) -> ExecutionRow:
+        if isinstance(row, DamagedRow):
+            raise corrupt(self.path, f"execution {row.execution}: {row.reason}")
+        return row
 
     def calls(self, execution: str, *, earlier_attempts: bool = False) -> list[CallRecord]:
         """The calls of an execution's last attempt (or of all) in the order they were recorded."""
@@ -80,6 +121,12 @@ class JournalReader:
         """Groups that are complete, in order of group id."""
         rows = self._rows("SELECT outcome FROM groups ORDER BY group_id")
         return [self._decode(blob, GroupOutcome) for (blob,) in rows]
+
+    def group(self, group: str) -> GroupOutcome | None:
+        """None while it is not complete."""
+        for (blob,) in self._rows("SELECT outcome FROM groups WHERE group_id = ?", group):
+            return self._decode(blob, GroupOutcome)
+        return None
 
     def step_members(self, step: int | None = None) -> list[StepMember]:
         """By step and group id, of one step or all."""
@@ -105,17 +152,27 @@ class JournalReader:
         )
         try:
             return [decode_call(blob) for (blob,) in rows]
-        except (msgspec.MsgspecError, ValueError) as error:
+        except _DAMAGED as error:
             raise corrupt(self.path, f"a call of {execution}: {error}") from error
 
     def _decode(self, blob: bytes, kind: type[T]) -> T:
         try:
-            return msgspec.msgpack.decode(blob, type=kind)
-        except (msgspec.MsgspecError, ValueError) as error:
+            return _decode(blob, kind)
+        except _DAMAGED as error:
             raise corrupt(self.path, f"{kind.__name__}: {error}") from error
 
     def _rows(self, sql: str, *parameters: object) -> Iterator[tuple[bytes, ...]]:
         try:
             yield from self._connection.execute(sql, parameters)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise corrupt(self.path, str(error)) from error
+
+
+def _decode(blob: bytes, kind: type[T]) -> T:
+    return msgspec.msgpack.decode(blob, type=kind)
+
+
+def _uri(path: Path) -> str:
+    # SQLite wants to make a file beside a journal in WAL mode; where it cannot, nobody else writes either.
+    frozen = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    return f"{path.absolute().as_uri()}?{'immutable=1' if frozen else 'mode=ro'}"

@@ -27,12 +27,13 @@ def load(reader: JournalReader, first_step: int, groups_per_step: int) -> tuple[
             if row.ended:
                 book.add_to_totals(row.ended)
         else:
-            _restore(book, reader, row)
+            restore(book, reader, row)
             begun[group] = book.group(group)
     return book, [group for group in begun.values() if group.complete]
 
 
-def _restore(book: Book, reader: JournalReader, row: ExecutionRow) -> None:
+def restore(book: Book, reader: JournalReader, row: ExecutionRow) -> None:
+    """One execution with its calls, ended where it has."""
     execution = row.spec.execution
     book.open(row.spec)
     book.forgot(row.spec.group, sum(len(call.output_ids) for call in reader.earlier_calls(execution)))

@@ -92,14 +92,14 @@ def _lines(report: ActorReport) -> Iterator[Line]:
     if report.last_error is not None:
         last = report.last_error
         on = f" on {_short_name(last.message)}" if last.message else ", the end of the life before"
-        yield Line("last error", f"{_one_line(last.error)} ({duration(last.ago_s)} ago{on})", "red")
+        yield Line("last error", f"{one_line(last.error)} ({duration(last.ago_s)} ago{on})", "red")
 
 
 def _head(report: ActorReport) -> Iterator[str]:
     if report.kind != "node":
         yield _short_name(report.kind)
     if report.state != "running":
-        yield f"{report.state.upper()}{f': {_one_line(report.why)}' if report.why else ''}"
+        yield f"{report.state.upper()}{f': {one_line(report.why)}' if report.why else ''}"
     if report.capacity:
         yield f"mailbox {report.waiting}/{report.capacity}"
     if report.writers:
@@ -116,7 +116,7 @@ def _node(node: NodeReport) -> Iterator[Line]:
         yield Line("dead letters", str(node.dead_letters), "red")
     for letter in node.last_dead_letters[-DEAD_LETTERS:]:
         text = f"{_short_name(letter.message)} to {letter.to}, {duration(letter.ago_s)} ago"
-        yield Line("-", f"{text}: {_one_line(letter.why)}" if letter.why else text, "dim")
+        yield Line("-", f"{text}: {one_line(letter.why)}" if letter.why else text, "dim")
 
 
 def _handler(one: HandlerReport) -> str:
@@ -135,7 +135,7 @@ def trace_line(one: Traced) -> str:
     cause = f"<- {one.cause:x}" if one.cause else ""
     text = (
         f"{at}  {one.actor}  {_short_name(one.message)}  {one.id:x} {cause}".rstrip()
-        + f"  {duration(one.duration_s)}  {_one_line(one.outcome)}"
+        + f"  {duration(one.duration_s)}  {one_line(one.outcome)}"
     )
     return f"({one.lost} lost)\n{text}" if one.lost else text
 
@@ -163,14 +163,14 @@ def duration(seconds: float) -> str:
 
 def _short_name(name: str) -> str:
     """`package.module:Class` without its module."""
-    return _one_line(name.rpartition(":")[2])
+    return one_line(name.rpartition(":")[2])
 
 
 def _fields(summary: Mapping[str, Any]) -> str:
-    return "  ".join(f"{_one_line(str(name))}={_one_line(str(value))}" for name, value in summary.items())
+    return "  ".join(f"{one_line(str(name))}={one_line(str(value))}" for name, value in summary.items())
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """What a policy or a harness wrote may be in it: no line break, no terminal's command comes through."""
     text = " ".join(text.split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

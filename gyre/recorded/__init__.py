@@ -1,0 +1,23 @@
+"""A run folder after (or while) its job ran, without the job: its executions, their trees and tokens, exports
+for notebooks, and what another way of sampling would have trained. Reads one execution at a time."""
+
+from gyre.recorded.export import ExportError, export
+from gyre.recorded.resample import Plan, Resampled, Way, resample
+from gyre.recorded.rows import ExecutionLine, SpanLine, TrajectoryLine, lines
+from gyre.recorded.run import Fate, Recorded, RecordedRun
+
+__all__ = [
+    "ExecutionLine",
+    "ExportError",
+    "Fate",
+    "Plan",
+    "Recorded",
+    "RecordedRun",
+    "Resampled",
+    "SpanLine",
+    "TrajectoryLine",
+    "Way",
+    "export",
+    "lines",
+    "resample",
+]

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given, settings
+
+from gyre.recorded import RecordedRun, SpanLine, TrajectoryLine, lines
+from gyre.recorded.rows import By, Line
+from gyre.trajectory import SamplingConfig
+from gyre.trajectory.reader import DamagedRow
+from gyre.trajectory.rows import EndedExecution, Entry
+from tests.recorded.folders import execution_of, group_of, groups, planned_as_the_job_does, tidy, write_run
+from tests.trajectory.trees import spec
+
+
+def never(row: DamagedRow) -> None:
+    raise AssertionError(row)
+
+
+def all_lines(folder: Path, by: By) -> list[Line]:
+    with RecordedRun(folder) as run:
+        return list(lines(run, by, None, never))
+
+
+@settings(max_examples=15, deadline=None)
+@given(entries=groups())
+def test_what_is_shown_as_trained_is_what_the_job_plans_and_nothing_is_lost(entries: list[Entry]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_run(Path(folder), entries)
+        spans = all_lines(Path(folder), "span")
+        paths = all_lines(Path(folder), "trajectory")
+    planned = planned_as_the_job_does("g000000", entries, SamplingConfig(max_trajectories=2))
+    for entry in entries:
+        if not isinstance(entry, EndedExecution):
+            continue
+        execution = entry.spec.execution
+        its = [span for span in spans if isinstance(span, SpanLine) and span.execution == execution]
+        assert sum(span.tokens for span in its if span.mask != "context") == entry.counts.sampled_tokens
+        assert {span.mask for span in its} <= {"context", "trained", "excluded"}
+        trained = {
+            (t.leaf, t.trainable)
+            for m in planned.micro_steps
+            for t in m.trajectories
+            if t.execution == execution
+        }
+        shown = {
+            (path.leaf, np.array(path.trained, np.uint8).tobytes())
+            for path in paths
+            if isinstance(path, TrajectoryLine) and path.execution == execution and path.draw is not None
+        }
+        assert shown == trained
+        of_spans = sum(span.tokens for span in its if span.mask == "trained")
+        assert of_spans == sum(trainable.count(1) for _, trainable in trained)
+
+
+def test_spans_give_back_each_token_of_each_call(tmp_path: Path) -> None:
+    calls = tidy("g000000.00")
+    write_run(tmp_path, group_of("g000000", [1.0, 0.0], [calls, []]))
+    spans = [span for span in all_lines(tmp_path, "span") if isinstance(span, SpanLine)]
+    for call in calls:
+        its = [span for span in spans if span.call == call.call]
+        token_ids = tuple(token for span in its for token in span.token_ids)
+        assert token_ids == call.new_input_ids + call.output_ids
+        assert [logprob for span in its for logprob in span.logprobs] == list(call.logprobs)
+    assert [(s.node, s.parent, s.position, s.mask, s.version) for s in spans if s.call in "abd"] == [
+        (0, None, 0, "context", None),
+        (0, None, 2, "trained", 0),
+        (1, None, 0, "context", None),
+        (1, None, 1, "excluded", 0),
+        (3, 0, 4, "context", None),
+        (3, 0, 5, "trained", 1),
+    ]
+    assert {span.reason for span in spans if span.call == "b"} == {None, "not_drawn"}
+
+
+def test_what_is_not_decided_yet_is_said_to_be_so(tmp_path: Path) -> None:
+    done = execution_of("g000000.00", tidy("g000000.00"), 1.0, 2)
+    begun = [spec("g000000.01"), *tidy("g000000.01")[:1]]
+    write_run(tmp_path, [*done, *begun])
+    with RecordedRun(tmp_path) as run:
+        first, second = run.each()
+        assert not isinstance(first, DamagedRow)
+        assert not isinstance(second, DamagedRow)
+        assert first.trained_tokens is None
+        assert str(first.fates()["a"]) == "undecided"
+        assert (second.counts.calls, second.row.ended) == (1, None)
+        assert run.state == "stopped"
+
+
+def test_of_a_dropped_execution_and_of_one_at_the_mean_nothing_is_trained(tmp_path: Path) -> None:
+    calls = [tidy(f"g000000.{index:02d}") for index in range(4)]
+    write_run(tmp_path, group_of("g000000", [None, 0.0, 0.5, 1.0], calls))
+    with RecordedRun(tmp_path) as run:
+        excluded = [found.ledger.excluded_tokens for found in run.each() if not isinstance(found, DamagedRow)]
+    assert excluded[0] == {"dropped": 7}
+    assert excluded[2] == {"zero_advantage": 7}
+    assert [sum(one.values()) for one in excluded] == [7, 1, 7, 1]
+
+
+def test_without_its_job_a_run_is_shown_without_what_was_trained(tmp_path: Path) -> None:
+    write_run(tmp_path, group_of("g000000", [1.0, 0.0], [tidy("g000000.00"), tidy("g000000.01")]))
+    (tmp_path / "job.toml").write_text("not = = TOML")
+    with RecordedRun(tmp_path) as run:
+        (note,) = run.notes
+        assert "line 1, column 7" in note
+        assert "nobody knows which tokens were trained" in note
+        assert [line.mask for line in lines(run, "span", None, never) if isinstance(line, SpanLine)][
+            1
+        ] == "undecided"
+
+
+def test_one_execution_is_read_without_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path, group_of("g000000", [1.0, 0.0], [tidy("g000000.00"), tidy("g000000.01")]))
+    with sqlite3.connect(tmp_path / "journal.db") as connection:
+        connection.execute("UPDATE executions SET spec = x'00' WHERE execution = 'g000000.01'")
+        connection.execute("UPDATE calls SET record = x'00' WHERE execution = 'g000000.01'")
+    with RecordedRun(tmp_path) as run:
+        row = run.reader.execution("g000000.00")
+        assert row is not None
+        assert run.recorded(row).trained_tokens == 6
+        found = list(run.each())
+    assert [isinstance(one, DamagedRow) for one in found] == [False, True]
