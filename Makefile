@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 # Compiled once, when first imported: compiling all of torch and transformers takes longer than a job.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-bodies test-faults test-sglang lint
+.PHONY: install quickstart test test-bodies test-faults test-hostile test-sglang lint
 
 install: $(VENV)/.dev-installed
 
@@ -29,6 +29,10 @@ test-bodies: $(VENV)/.dev-installed
 # A fault in each state of a role change: a quarter of an hour on two cores.
 test-faults: $(VENV)/.dev-installed
 	GYRE_TEST_FAULTS=3x1 $(BIN)/pytest -q tests/cell/test_role_change_faults.py
+
+# All workspaces that want a better score than their work's: a minute on two cores.
+test-hostile: $(VENV)/.dev-installed
+	GYRE_TEST_HOSTILE=1 $(BIN)/pytest -q tests/harness/test_hostile_workspaces.py
 
 # A real SGLang on the CPU, 3 GB, in an environment of its own: half an hour on two cores.
 test-sglang: $(VENV)/.dev-installed $(SGLANG_VENV)/.installed

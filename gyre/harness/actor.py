@@ -17,7 +17,7 @@ import structlog
 from gyre.actors import Actor, ChildSpec, Down, Ref, Supervisor, handles
 from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.commands import check_program
-from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, TasksConfig
+from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, TasksConfig, scorers
 from gyre.harness.evaluator import Evaluator
 from gyre.harness.execution import JOURNAL_S, Begin, ExecutionActor, Surroundings
 from gyre.harness.host import host_spec
@@ -70,8 +70,10 @@ class HarnessActor(Actor):
         tasks, held_out = await asyncio.to_thread(self._load)
         guard = f"{secrets.token_hex(8)}/"
         sandboxes = await asyncio.to_thread(self._sandboxes)
+        evaluator = self._evaluator(sandboxes)
+        await asyncio.to_thread(evaluator.check, [task.folder for task in (*tasks, *held_out)])
         self._guardian = start_guardian(guard)
-        self._around = self._surroundings(guard, sandboxes, await self._player(guard, sandboxes))
+        self._around = self._surroundings(guard, evaluator, await self._player(guard, sandboxes))
         resume = await self._trajectory.ask(GetResume(), timeout_s=JOURNAL_S)
         self._numbering = Numbering(
             tasks,
@@ -148,7 +150,9 @@ class HarnessActor(Actor):
         config = self._config
         if config.harness.actor is None:
             check_program("harness.command", config.harness.command)
-        check_program("evaluator.command", config.evaluator.command)
+        for table, scorer in scorers(config.evaluator):
+            if scorer.command:
+                check_program(f"{table}.command", scorer.command)
         sandboxes: dict[str, Sandbox] = {
             "process": ProcessSandbox(),
             "bubblewrap": Bubblewrap(config.run_dir / "sandbox"),
@@ -173,15 +177,17 @@ class HarnessActor(Actor):
         )
         return ActorPlayer(config, hosts)
 
-    def _surroundings(self, guard: str, sandboxes: dict[str, Sandbox], player: Player) -> Surroundings:
+    def _evaluator(self, sandboxes: dict[str, Sandbox]) -> Evaluator:
+        config = self._config.evaluator
+        return Evaluator(config, sandboxes[config.sandbox], self._config.harness.max_workspace_bytes)
+
+    def _surroundings(self, guard: str, evaluator: Evaluator, player: Player) -> Surroundings:
         config = self._config
         return Surroundings(
             config=config.harness,
             model=config.model,
             player=player,
-            evaluator=Evaluator(
-                config.evaluator, sandboxes[config.evaluator.sandbox], config.harness.max_workspace_bytes
-            ),
+            evaluator=evaluator,
             folder=config.run_dir / "executions",
             guard=guard,
             proxy=self._proxy,

@@ -5,6 +5,8 @@ bytes to the proxy's unix socket, which is mounted into the sandbox. Standard li
 starts once per execution, as `python -I -S bridge.py STATUS_FD FILE_BYTES PORT SOCKET COMMAND...`; port 0
 relays nothing.
 
+It kills all that runs in the sandbox when that becomes too much, which is an exit with code 137.
+
 On STATUS_FD it says what happened to the command: `started`, then `exit CODE` or `signal NUMBER`; or
 `failed REASON` where it could not be started.
 """
@@ -22,6 +24,12 @@ from collections.abc import Mapping, Sequence
 
 CHUNK_BYTES = 65536
 BUFFER_BYTES = 1 << 20
+# In a sandbox. They are counted because a limit of the kernel's is one of a user, who has many sandboxes, and
+# is none for root.
+MAX_PROCESSES = 1024
+MAX_THREADS = 2048
+COUNT_EVERY_S = 0.1
+KILLED = 128 + signal.SIGKILL
 
 
 class Pipe:
@@ -127,7 +135,19 @@ def listen(selector: selectors.BaseSelector, port: int, path: str) -> None:
 def spawn(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Starts the command with default signals. Raises OSError."""
     default = [signal.SIGPIPE, signal.SIGXFSZ]
-    return os.posix_spawnp(command[0], list(command), dict(environment), setsigdef=default)
+    return os.posix_spawnp(command[0], list(command), dict(environment), setsigdef=default, setsid=True)
+
+
+def too_many() -> str | None:
+    """What there are too many of. It must be quick: among thousands that want to run, its turn is short."""
+    processes = [entry for entry in os.listdir("/proc") if entry[0] in "123456789"]
+    if len(processes) > MAX_PROCESSES:
+        return f"{MAX_PROCESSES} processes"
+    threads = 0
+    for process in processes:
+        with contextlib.suppress(OSError):
+            threads += os.stat(f"/proc/{process}/task").st_nlink - 2
+    return f"{MAX_THREADS} threads" if threads > MAX_THREADS else None
 
 
 def run(status_fd: int, file_bytes: int, port: int, path: str, command: Sequence[str]) -> int:
@@ -147,7 +167,13 @@ def run(status_fd: int, file_bytes: int, port: int, path: str, command: Sequence
     process = os.pidfd_open(pid)
     selector.register(process, selectors.EVENT_READ, None)
     while True:
-        for key, mask in selector.select():
+        # Nobody is told of a fork.
+        if (found := too_many()) is not None:
+            os.kill(-1, signal.SIGKILL)
+            os.write(2, f"all were killed: there were more than {found}\n".encode())
+            os.write(status_fd, f"exit {KILLED}\n".encode())
+            return KILLED
+        for key, mask in selector.select(COUNT_EVERY_S):
             if key.data is not None:
                 key.data(mask)
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `environment` is for then.
 
     `timeout_s` is the harness's own (what it left is still scored), `overall_timeout_s` drops the
-    execution. A workspace larger than `max_workspace_bytes` is not scored. `keep` leaves workspaces in the
+    execution. A workspace larger than `max_workspace_bytes` scores 0. `keep` leaves workspaces in the
     run folder. `proxy` is what the harness talks to."""
 
     command: tuple[str, ...] = ()
@@ -54,17 +55,70 @@ class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     seed: int = 0
 
 
-class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A command, run on a copy of the workspace that is left. It prints a score in [0, 1] as its last
-    line, or (`junit`) writes JUnit XML to `{report}`, scored passed / total. `{workspace}`, `{task}`
-    (the task's folder), `{report}` and `{python}` are replaced; in a bubblewrap sandbox it has no network. A
-    failed evaluation is not a zero: it is tried again, then the execution is dropped."""
+class PytestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tests that the harness never saw: the folder `tests` of the task's. They are run by this Python's
+    pytest against a copy of the workspace, which with its `src` comes first on their path. Nothing of the
+    workspace configures pytest; `plugins` are modules that they need. A test that takes longer than
+    `test_timeout_s`, or ends its process, did not pass, and the others go on."""
 
-    command: tuple[str, ...]
+    tests: Path = Path("tests")
+    plugins: tuple[str, ...] = ()
+    test_timeout_s: float = 30.0
+
+
+class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model that reads the task's prompt, the file `rubric` and the workspace's text files that match
+    `files`, up to `max_chars` characters, and says a score. `base_url` is that of an OpenAI-compatible
+    endpoint, `/v1` included; `api_key_env` names the variable of the job's environment that has its key."""
+
+    base_url: str
+    model: str
+    rubric: Path
+    api_key_env: str = ""
+    files: tuple[str, ...] = ("*",)
+    max_chars: int = 100_000
+    max_tokens: int = 2048
+    temperature: float = 0.0
+
+
+class ScorerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of `command`, `pytest`, `judge` and `function`; `timeout_s` is that of one attempt."""
+
+    command: tuple[str, ...] = ()
     junit: bool = False
-    sandbox: Literal["bubblewrap", "process"] = "bubblewrap"
+    pytest: PytestConfig | None = None
+    judge: JudgeConfig | None = None
+    function: str | None = None
     timeout_s: float = 60.0
     attempts: int = 3
+
+
+class PartConfig(ScorerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the evaluators of a mix."""
+
+    weight: float = 1.0
+
+
+class EvaluatorConfig(ScorerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Scores a copy of the workspace that is left. A failed evaluation is not a zero: it is tried again, then
+    the execution is dropped.
+
+    A `command` prints a score in [0, 1] as its last line, or (`junit`) writes JUnit XML to `{report}`, scored
+    passed / total. `{workspace}`, `{task}` (the task's folder), `{report}` and `{python}` are replaced.
+    `function`, named `file.py:function` or `package.module:function`, takes two paths, the workspace and the
+    task's folder, and returns a score. `mix` has evaluators by name: the score is their weighted mean, and
+    one that fails fails all. In a bubblewrap sandbox commands, tests and functions have no network."""
+
+    sandbox: Literal["bubblewrap", "process"] = "bubblewrap"
+    mix: dict[str, PartConfig] = {}
+
+
+def scorers(config: EvaluatorConfig) -> Iterator[tuple[str, ScorerConfig]]:
+    """The tables that score, by their place in a job file."""
+    if not config.mix:
+        yield "evaluator", config
+    for name, part in config.mix.items():
+        yield f"evaluator.mix.{name}", part
 
 
 class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

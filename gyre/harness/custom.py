@@ -23,7 +23,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class Play(Ask[Outcome], frozen=True, kw_only=True):
     """One attempt at an execution. The policy answers OpenAI Chat Completions at `base_url` (which ends in
     `/v1`) for `key`, by the name `model`, until the attempt is over. `workspace` is this attempt's own, and
-    what is more than `max_workspace_bytes` is not scored. After `timeout_s` it is cancelled."""
+    one larger than `max_workspace_bytes` scores 0. After `timeout_s` it is cancelled."""
 
     execution: str
     attempt: int

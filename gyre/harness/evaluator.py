@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-import msgspec
 import structlog
 
-from gyre.harness.commands import base_environment, fill, named_files
-from gyre.harness.config import EvaluatorConfig
-from gyre.harness.output import Output
+from gyre.harness.command_scorer import CommandScorer, function_scorer
+from gyre.harness.config import EvaluatorConfig, ScorerConfig
+from gyre.harness.judge import Judge
+from gyre.harness.left import Evaluation, Left
+from gyre.harness.pytest_scorer import PytestScorer
 from gyre.harness.room import with_room
-from gyre.harness.sandbox import Confined, Mount, Sandbox, run
-from gyre.harness.score import ScoreError, junit_score, last_line_score
+from gyre.harness.sandbox import Sandbox
+from gyre.harness.score import ScoreError
 from gyre.harness.workspace import WorkspaceTooLarge, copy_tree, remove_tree
 
-MAX_REPORT_BYTES = 32 << 20
-REPORT = "report.xml"
+MAX_WAIT_S = 30.0
 
 log = structlog.get_logger()
 
@@ -33,106 +34,91 @@ class EvaluationFailed(Exception):
         self.attempts = attempts
 
 
-class Left(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be evaluated: a workspace in which nothing runs any more, and the folder of its task.
-    `folder` is where copies and logs may be made."""
+class Scorer(Protocol):
+    """One way to score. Raises ScoreError, OSError: it is tried again on a fresh copy."""
 
-    execution: str
-    workspace: Path
-    task: Path
-    folder: Path
-    mark: str
+    def check(self, task: Path) -> None:
+        """Blocking. Raises TasksError where it can never score what is left of this task."""
+
+    async def score(self, evaluation: Evaluation) -> float:
+        """In [0, 1]."""
 
 
 class Evaluator:
-    """Runs the evaluator's command, each attempt on a fresh copy."""
+    """Each attempt of each part is made on a fresh copy."""
 
     def __init__(self, config: EvaluatorConfig, sandbox: Sandbox, max_workspace_bytes: int) -> None:
-        self._config = config
-        self._sandbox = sandbox
         self._max_bytes = max_workspace_bytes
+        self._parts = [
+            _Part(name, part.weight, part.attempts, _scorer(part, sandbox, max_workspace_bytes))
+            for name, part in config.mix.items()
+        ] or [_Part("", 1.0, config.attempts, _scorer(config, sandbox, max_workspace_bytes))]
+
+    def check(self, tasks: Iterable[Path]) -> None:
+        """Blocking. Raises TasksError for the first of these folders that cannot be evaluated."""
+        for task in tasks:
+            for part in self._parts:
+                part.scorer.check(task)
 
     async def score(self, left: Left) -> float:
-        """In [0, 1]. Raises EvaluationFailed."""
-        reason = ""
-        for attempt in range(1, self._config.attempts + 1):
+        """In [0, 1]. A workspace beyond its bounds is worth nothing. Raises EvaluationFailed."""
+        total = 0.0
+        for part in self._parts:
             try:
-                return await self._attempt(left)
-            except (ScoreError, WorkspaceTooLarge, OSError) as error:
-                reason = str(error)
-            log.warning("evaluation_failed", execution=left.execution, attempt=attempt, reason=reason)
-        raise EvaluationFailed(reason, self._config.attempts)
+                score = await self._part(part, left)
+            except WorkspaceTooLarge as error:
+                log.warning("workspace_too_large", execution=left.execution, reason=str(error))
+                return 0.0
+            if part.name:
+                log.info("part_scored", execution=left.execution, part=part.name, score=score)
+            total += part.weight * score
+        return min(1.0, total / sum(part.weight for part in self._parts))
 
-    async def _attempt(self, left: Left) -> float:
-        folder = left.folder / "evaluation"
+    async def _part(self, part: _Part, left: Left) -> float:
+        reason, wait_s = "", 0.0
+        for attempt in range(1, part.attempts + 1):
+            # What is too busy to answer tells nobody when it is not any more.
+            await asyncio.sleep(min(MAX_WAIT_S, wait_s * 2 ** min(attempt - 2, 10)))
+            try:
+                return await self._attempt(part.scorer, left)
+            except (ScoreError, OSError) as error:
+                reason = f"{part.name}: {error}" if part.name else str(error)
+                wait_s = error.wait_s if isinstance(error, ScoreError) else 0.0
+            log.warning("evaluation_failed", execution=left.execution, attempt=attempt, reason=reason)
+        raise EvaluationFailed(reason, part.attempts)
+
+    async def _attempt(self, scorer: Scorer, left: Left) -> float:
+        evaluation = Evaluation(left=left, folder=left.folder / "evaluation")
         try:
-            await with_room(partial(self._prepare, left, folder), left.execution)
-            return await self._run(left, folder)
+            await with_room(partial(self._prepare, left, evaluation.folder), left.execution)
+            return await scorer.score(evaluation)
         finally:
-            await asyncio.to_thread(remove_tree, folder)
+            await asyncio.to_thread(remove_tree, evaluation.folder)
 
     def _prepare(self, left: Left, folder: Path) -> None:
         remove_tree(folder)
         try:
             copy_tree(left.workspace, folder / "workspace", self._max_bytes)
-            for name in ("report", "home", "tmp"):
+            for name in ("home", "tmp"):
                 (folder / name).mkdir()
         except BaseException:
             remove_tree(folder)
             raise
 
-    async def _run(self, left: Left, folder: Path) -> float:
-        output = Output()
-        errors = Output(left.folder / "evaluator.log")
-        confined = self._confined(left, folder)
-        ended = await run(self._sandbox, confined, output, errors, timeout_s=self._config.timeout_s)
-        if ended.kind == "timed_out":
-            raise ScoreError(f"it did not end within {self._config.timeout_s:g} s")
-        if ended.kind != "exited":
-            raise ScoreError(f"it was killed by signal {ended.signal}" if ended.signal else ended.detail)
-        try:
-            if self._config.junit:
-                return junit_score(await asyncio.to_thread(_read_report, folder / "report" / REPORT))
-            return last_line_score(output.tail())
-        except ScoreError as error:
-            raise ScoreError(_explained(str(error), ended.code, errors.tail())) from error
 
-    def _confined(self, left: Left, folder: Path) -> Confined:
-        workspace = Mount(host=folder / "workspace", inside="/workspace", writable=True)
-        home = Mount(host=folder / "home", inside="/home/agent", writable=True)
-        temporary = Mount(host=folder / "tmp", inside="/tmp", writable=True)
-        report = Mount(host=folder / "report", inside="/report", writable=True)
-        task = Mount(host=left.task, inside="/task")
-        path = self._sandbox.path
-        values: Mapping[str, str] = {
-            "workspace": path(workspace),
-            "task": path(task),
-            "report": f"{path(report)}/{REPORT}",
-        }
-        command = fill(self._config.command, values)
-        return Confined(
-            command=command,
-            environment=base_environment(path(home), path(temporary)),
-            workspace=workspace,
-            mounts=(home, temporary, report, task, *named_files(self._config.command)),
-            socket=None,
-            mark=left.mark,
-            file_bytes=self._max_bytes,
-        )
+class _Part:
+    def __init__(self, name: str, weight: float, attempts: int, scorer: Scorer) -> None:
+        self.name = name
+        self.weight = weight
+        self.attempts = attempts
+        self.scorer = scorer
 
 
-def _read_report(path: Path) -> bytes:
-    """Not through a link, which would lead out of the sandbox. Raises ScoreError."""
-    try:
-        if path.is_symlink() or not path.is_file():
-            raise ScoreError(f"it wrote no report to {{report}} ({path.name})")
-        if path.stat().st_size > MAX_REPORT_BYTES:
-            raise ScoreError(f"its report has more than {MAX_REPORT_BYTES} bytes")
-        return path.read_bytes()
-    except OSError as error:
-        raise ScoreError(f"its report cannot be read: {error}") from error
-
-
-def _explained(problem: str, code: int | None, errors: str) -> str:
-    last = errors.strip().splitlines()[-1:]
-    return "; ".join([problem, f"exit code {code}", *(f"it said {line[:300]!r}" for line in last)])
+def _scorer(config: ScorerConfig, sandbox: Sandbox, max_bytes: int) -> Scorer:
+    if config.pytest is not None:
+        return PytestScorer(config.pytest, sandbox, max_bytes, config.timeout_s)
+    if config.judge is not None:
+        return Judge(config.judge, config.timeout_s)
+    if config.function is not None:
+        return function_scorer(config.function, sandbox, max_bytes, config.timeout_s)
+    return CommandScorer(config.command, sandbox, max_bytes, config.timeout_s, junit=config.junit)

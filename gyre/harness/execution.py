@@ -15,7 +15,8 @@ import structlog
 
 from gyre.actors import Actor, ActorError, Ref, Tell, handles
 from gyre.harness.config import HarnessConfig
-from gyre.harness.evaluator import EvaluationFailed, Evaluator, Left
+from gyre.harness.evaluator import EvaluationFailed, Evaluator
+from gyre.harness.left import Left
 from gyre.harness.output import Output
 from gyre.harness.players import Attempt, HarnessGone, Player
 from gyre.harness.process import Exit

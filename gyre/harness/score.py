@@ -1,15 +1,21 @@
-"""The score in what an evaluator left: the last line that it printed, or its JUnit XML."""
+"""The score in what an evaluator left: the last line that it printed, its JUnit XML, or a judge's verdict."""
 
 from __future__ import annotations
 
 import re
 import xml.parsers.expat as expat
 
+import msgspec
+
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 class ScoreError(ValueError):
-    """There is no score in it, and why."""
+    """There is no score in it, and why. After `wait_s` it may be tried again."""
+
+    def __init__(self, reason: str, wait_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
 
 
 def last_line_score(text: str) -> float:
@@ -45,6 +51,28 @@ def junit_score(document: bytes) -> float:
     if counter.total == 0:
         raise ScoreError("its report has no test")
     return counter.passed / counter.total
+
+
+class _Verdict(msgspec.Struct, forbid_unknown_fields=True):
+    score: float
+    reason: str = ""
+
+
+_FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
+
+
+def verdict_score(text: str) -> float:
+    """A JSON object `{"reason": ..., "score": ...}`, in a code fence or not, and nothing beside it: a number
+    that is merely mentioned is no verdict. Raises ScoreError."""
+    text = text.strip()
+    fenced = _FENCED.fullmatch(text)
+    try:
+        score = msgspec.json.decode((fenced[1] if fenced else text).encode(), type=_Verdict).score
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise ScoreError(f"the judge's verdict is not as asked for ({error}): {text[:200]!r}") from error
+    if not 0.0 <= score <= 1.0:
+        raise ScoreError(f"the judge's score is not in [0, 1]: {score}")
+    return score
 
 
 class _Tests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -15,12 +16,12 @@ MAX_ENTRIES = 500_000
 
 
 class WorkspaceTooLarge(Exception):
-    """A tree has more bytes or entries than may be copied."""
+    """A tree has more bytes or entries, or is deeper, than may be copied."""
 
     def __init__(self, path: Path, bytes_: int, max_bytes: int) -> None:
         super().__init__(
-            f"{path} has more than {max_bytes} bytes or {MAX_ENTRIES} entries (found {bytes_} bytes so far); "
-            "raise harness.max_workspace_bytes where this is meant"
+            f"{path} has more than {max_bytes} bytes or {MAX_ENTRIES} entries, or paths that are too long "
+            f"(found {bytes_} bytes so far); raise harness.max_workspace_bytes where this is meant"
         )
         self.path = path
         self.bytes = bytes_
@@ -30,8 +31,17 @@ class WorkspaceTooLarge(Exception):
 def copy_tree(source: Path, target: Path, max_bytes: int) -> None:
     """Copies files, folders and those symbolic links that stay inside; sockets, pipes and devices are left
     out. `target` must not exist. Raises WorkspaceTooLarge, OSError."""
-    root = os.path.realpath(source)
     left = _Budget(source, max_bytes)
+    try:
+        _copy(source, target, left)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise left.exceeded() from error
+        raise
+
+
+def _copy(source: Path, target: Path, left: _Budget) -> None:
+    root = os.path.realpath(source)
     target.mkdir(parents=True)
     pending = [(source, target)]
     while pending:
@@ -69,7 +79,10 @@ class _Budget:
         self._entries += 1
         self._bytes += entry.stat(follow_symlinks=False).st_size
         if self._bytes > self._max_bytes or self._entries > MAX_ENTRIES:
-            raise WorkspaceTooLarge(self._source, self._bytes, self._max_bytes)
+            raise self.exceeded()
+
+    def exceeded(self) -> WorkspaceTooLarge:
+        return WorkspaceTooLarge(self._source, self._bytes, self._max_bytes)
 
 
 def _is_inside(root: str, link: str) -> bool:

@@ -45,12 +45,15 @@ def decode(data: Mapping[str, Any], type_: type[StructT]) -> tuple[StructT, list
 
 
 def key_paths(type_: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
-    """The dotted paths of all keys that a Struct type has, nested Structs included."""
+    """The dotted paths of all keys that a Struct type has, nested Structs included; `*` stands for the names
+    in a table of tables."""
     for field in msgspec.structs.fields(type_):
         path = f"{prefix}{field.encode_name}"
         yield path
         if (inner := _struct_of(field.type)) is not None:
             yield from key_paths(inner, f"{path}.")
+        elif (inner := _structs_of(field.type)) is not None:
+            yield from key_paths(inner, f"{path}.*.")
 
 
 def nearest_key(path: str, keys: tuple[str, ...]) -> str | None:
@@ -105,6 +108,8 @@ def _struct(
         inner = _struct_of(field.type)
         if inner is not None and (name in data or field.required):
             values[field.name] = _struct(data.get(name, {}), inner, key, keys, faults)
+        elif (inner := _structs_of(field.type)) is not None and name in data:
+            values[field.name] = _structs(data[name], inner, key, keys, faults)
         elif name in data:
             try:
                 values[field.name] = msgspec.convert(data[name], field.type, dec_hook=_to_path)
@@ -115,6 +120,19 @@ def _struct(
         if field.required and field.name not in values:
             values[field.name] = _empty(field.type)
     return type_(**values)
+
+
+def _structs(
+    data: Any, type_: type[StructT], path: str, keys: tuple[str, ...], faults: list[Fault]
+) -> dict[str, StructT]:
+    if not isinstance(data, Mapping):
+        faults.append(Fault(key=path, found=shown(data), allowed="a table of tables"))
+        return {}
+    found = {}
+    for name, inner in data.items():
+        own = tuple(key.replace(f"{path}.*.", f"{path}.{name}.") for key in keys)
+        found[name] = _struct(inner, type_, f"{path}.{name}", own, faults)
+    return found
 
 
 def _unknown(path: str, name: str, fields: tuple[str, ...], keys: tuple[str, ...]) -> Fault:
@@ -149,6 +167,11 @@ def _without_none(type_: Any) -> Any:
         return type_
     rest = [a for a in get_args(type_) if a is not type(None)]
     return rest[0] if len(rest) == 1 else type_
+
+
+def _structs_of(type_: Any) -> type[msgspec.Struct] | None:
+    """The Struct of a table of them by name."""
+    return _struct_of(get_args(type_)[1]) if get_origin(type_) is dict else None
 
 
 def _struct_of(type_: Any) -> type[msgspec.Struct] | None:

@@ -142,6 +142,14 @@ def _resolved(job: Job, folder: Path) -> Job:
             table, path=table.path and there(table.path), recipe=named(table.recipe)
         )
 
+    def scorer(table: Any) -> Any:
+        return replace(
+            table,
+            command=expanded(table.command),
+            function=named(table.function),
+            judge=table.judge and replace(table.judge, rubric=there(table.judge.rubric)),
+        )
+
     replace = msgspec.structs.replace
     warm_start = job.model.warm_start
     if warm_start is not None:
@@ -163,6 +171,8 @@ def _resolved(job: Job, folder: Path) -> Job:
         rollout=replace(job.rollout, sglang=sglang),
         harness=harness,
         tasks=sources(job.tasks),
-        evaluator=replace(job.evaluator, command=expanded(job.evaluator.command)),
+        evaluator=replace(
+            scorer(job.evaluator), mix={name: scorer(part) for name, part in job.evaluator.mix.items()}
+        ),
         eval=sources(job.eval),
     )

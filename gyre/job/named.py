@@ -21,16 +21,15 @@ _NODES: dict[Kind, tuple[type[ast.AST], ...]] = {
 }
 
 
-def named_faults(key: str, name: str, kind: Kind) -> Iterator[Fault]:
-    """What is wrong with `file.py:NAME` or `package.module:NAME`. Of a function's package nothing is asked
-    until it is called."""
+def named_faults(key: str, name: str, kind: Kind, *, in_package: bool = True) -> Iterator[Fault]:
+    """What is wrong with `file.py:NAME` or `package.module:NAME`; of a package only where `in_package`."""
     module, colon, found = name.rpartition(":")
     if not colon or not found.isidentifier() or not module:
         word = "Class" if kind == "class" else "function"
         yield Fault(key=key, found=shown(name), allowed=f"package.module:{word} or file.py:{word}")
     elif module.endswith(".py"):
         yield from _in_file(key, Path(module), module, found, kind)
-    elif kind == "class":
+    elif in_package:
         yield from _in_package(key, module, found, kind)
 
 

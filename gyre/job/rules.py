@@ -11,6 +11,7 @@ from typing import Any
 from gyre.job.broken import Broken, broken
 from gyre.job.decode import Fault, shown
 from gyre.job.engines import engine_faults
+from gyre.job.evaluation import command_faults, evaluation_faults
 from gyre.job.named import Kind, named_faults
 from gyre.job.tables import Job
 
@@ -60,8 +61,19 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "harness.proxy.max_body_bytes": _ONE_OR_MORE,
     "tasks.count": _ONE_OR_MORE,
     "tasks.seed": _NOT_NEGATIVE,
-    "evaluator.timeout_s": _ABOVE_ZERO,
-    "evaluator.attempts": _ONE_OR_MORE,
+    **{
+        f"{table}.{key}": bounds
+        for table in ("evaluator", "evaluator.mix.*")
+        for key, bounds in {
+            "timeout_s": _ABOVE_ZERO,
+            "attempts": _ONE_OR_MORE,
+            "pytest.test_timeout_s": _ABOVE_ZERO,
+            "judge.max_chars": _ONE_OR_MORE,
+            "judge.max_tokens": _ONE_OR_MORE,
+            "judge.temperature": _NOT_NEGATIVE,
+        }.items()
+    },
+    "evaluator.mix.*.weight": _ABOVE_ZERO,
     "eval.every_steps": _NOT_NEGATIVE,
     "eval.count": _ONE_OR_MORE,
     "eval.seed": _NOT_NEGATIVE,
@@ -104,6 +116,7 @@ def broken_rules(job: Job) -> Iterator[Broken]:
     yield from _tokens(job)
     yield from engine_faults(job)
     yield from _commands(job)
+    yield from evaluation_faults(job)
 
 
 def warnings(job: Job) -> tuple[Fault, ...]:
@@ -137,23 +150,33 @@ def warnings(job: Job) -> tuple[Fault, ...]:
     return tuple(found)
 
 
-def _at(job: Job, key: str) -> Any:
-    value: Any = job
+def _at(table: Any, key: str) -> Any:
+    value: Any = table
     for name in key.split("."):
         value = None if value is None else getattr(value, name)
     return value
 
 
+def _all_at(job: Job, pattern: str) -> Iterator[tuple[str, Any]]:
+    """The values of a key, which are several where it is in a table of tables (`*`)."""
+    table, star, key = pattern.partition(".*.")
+    if not star:
+        yield pattern, _at(job, pattern)
+        return
+    for name, inner in _at(job, table).items():
+        yield f"{table}.{name}.{key}", _at(inner, key)
+
+
 def _out_of_bounds(job: Job) -> Iterator[Broken]:
-    for key, (least, inclusive, most) in BOUNDS.items():
-        value = _at(job, key)
-        # Written so that NaN is out of bounds.
-        if value is None or ((value >= least if inclusive else value > least) and value <= most):
-            continue
-        words = f"{least} or more" if inclusive else f"more than {least}"
-        if most < _MOST or value > most:
-            words += f", at most {most}"
-        yield broken(shown(value), words + _WHY.get(key, ""), key)
+    for pattern, (least, inclusive, most) in BOUNDS.items():
+        for key, value in _all_at(job, pattern):
+            # Written so that NaN is out of bounds.
+            if value is None or ((value >= least if inclusive else value > least) and value <= most):
+                continue
+            words = f"{least} or more" if inclusive else f"more than {least}"
+            if most < _MOST or value > most:
+                words += f", at most {most}"
+            yield broken(shown(value), words + _WHY.get(pattern, ""), key)
     if not all(0 <= beta < 1 for beta in job.train.betas):
         yield broken(shown(list(job.train.betas)), "two numbers in [0, 1)", "train.betas")
 
@@ -219,7 +242,8 @@ def _is_folder(path: Path) -> bool:
 
 
 def _named(key: str, name: str, kind: Kind) -> Iterator[Broken]:
-    for fault in named_faults(key, name, kind):
+    # Of a function's package nothing is asked until it is called.
+    for fault in named_faults(key, name, kind, in_package=kind == "class"):
         yield frozenset([key]), fault
 
 
@@ -252,7 +276,7 @@ def _tokens(job: Job) -> Iterator[Broken]:
 def _commands(job: Job) -> Iterator[Broken]:
     harness = job.harness
     if harness.actor is None:
-        yield from _command("harness.command", harness.command, "; or harness.actor")
+        yield from command_faults("harness.command", harness.command, "; or harness.actor")
         for key in ("harness.options", "harness.own_process"):
             if _at(job, key):
                 found = f"{key.partition('.')[2]} without an actor"
@@ -260,19 +284,17 @@ def _commands(job: Job) -> Iterator[Broken]:
     else:
         yield from _named("harness.actor", harness.actor, "class")
         yield from _beside_actor(job)
-    yield from _command("evaluator.command", job.evaluator.command)
     for name, value in harness.environment.items():
         if not name or "=" in name or "\0" in name + value:
             found, legal = shown(f"{name}={value}"), "names without '=', nothing with NUL characters"
             yield broken(found, legal, "harness.environment")
-    yield from _evaluation(job)
-
-
-def _command(key: str, command: tuple[str, ...], instead: str = "") -> Iterator[Broken]:
-    if not command or not command[0]:
-        yield broken(shown(list(command)), f"a program and its arguments{instead}", key)
-    if any("\0" in word for word in command):
-        yield broken(shown(list(command)), "words without NUL characters", key)
+    if harness.overall_timeout_s < harness.timeout_s:
+        yield broken(
+            shown(harness.overall_timeout_s),
+            f"at least harness.timeout_s = {harness.timeout_s}, after which what is left is scored",
+            "harness.overall_timeout_s",
+            "harness.timeout_s",
+        )
 
 
 def _beside_actor(job: Job) -> Iterator[Broken]:
@@ -285,20 +307,3 @@ def _beside_actor(job: Job) -> Iterator[Broken]:
         found = shown(job.harness.environment)
         allowed = "with harness.actor only where harness.own_process = true"
         yield broken(found, allowed, "harness.environment", "harness.actor", "harness.own_process")
-
-
-def _evaluation(job: Job) -> Iterator[Broken]:
-    if job.evaluator.junit and not any("{report}" in word for word in job.evaluator.command):
-        yield broken(
-            "no {report} in it",
-            "with evaluator.junit the command writes JUnit XML to {report}",
-            "evaluator.command",
-            "evaluator.junit",
-        )
-    if job.harness.overall_timeout_s < job.harness.timeout_s:
-        yield broken(
-            shown(job.harness.overall_timeout_s),
-            f"at least harness.timeout_s = {job.harness.timeout_s}, after which what is left is scored",
-            "harness.overall_timeout_s",
-            "harness.timeout_s",
-        )

@@ -16,12 +16,20 @@ import structlog.testing
 from gyre.actors import NodeFailed, SpawnFailed
 from gyre.harness import guardian
 from gyre.harness.actor import HarnessActorConfig
-from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, TasksConfig
+from gyre.harness.config import (
+    EvalConfig,
+    EvaluatorConfig,
+    HarnessConfig,
+    PartConfig,
+    PytestConfig,
+    TasksConfig,
+)
 from gyre.harness.guardian import marked
 from gyre.proxy.messages import CloseExecution, OpenExecution
 from gyre.schedule.messages import ExecutionFinished, ExecutionsDispatched, ExecutionStarted
 from gyre.trajectory.messages import IncompleteGroup, ResumeState
 from gyre.trajectory.records import ExecutionEnded, ExecutionOpened
+from tests.harness.conftest import needs_bwrap
 from tests.harness.neighbours import EMPTY, Job, StartJob, running
 
 COUNT_FILES = "import os, sys; print(min(1.0, len(os.listdir(sys.argv[1])) / 4))"
@@ -240,6 +248,33 @@ async def test_a_failed_evaluation_is_not_a_zero(start_job: StartJob) -> None:
     assert sum(event["event"] == "evaluation_failed" for event in events) == 3
 
 
+ALONE = """
+import os
+own = os.environ["GYRE_GUARD"].removesuffix("evaluator/").encode()
+def guard(pid):
+    try:
+        return open(f"/proc/{pid}/environ", "rb").read()
+    except OSError:
+        return b""
+others = [pid for pid in os.listdir("/proc") if pid.isdecimal() and b"GYRE_GUARD=" + own in guard(pid)]
+print(float(not [pid for pid in others if b"evaluator/" not in guard(pid)]))
+"""
+
+
+@pytest.mark.parametrize("sandbox", ["process", pytest.param("bubblewrap", marks=needs_bwrap)])
+@pytest.mark.parametrize("ends", ["exit 0", "sleep 100"])
+async def test_nothing_of_the_harness_runs_when_it_is_evaluated(
+    start_job: StartJob, sandbox: str, ends: str
+) -> None:
+    """Whether it ended or its time did: nothing of it sees hidden tests, or changes what they are run on."""
+    evaluator = {"command": ("{python}", "-I", "-S", "-c", ALONE)}
+    command = sh(f"setsid sh -c 'while :; do sleep 0.01; done' & {ends}")
+    async with start_job(*command, evaluator=evaluator, sandbox=sandbox, timeout_s=0.4, group_size=1) as job:
+        await job.dispatch()
+        (result,) = await job.results(1)
+    assert result.score == 1.0
+
+
 async def test_workspaces_go_and_logs_stay(start_job: StartJob) -> None:
     async with start_job(*sh("echo said")) as job:
         await job.dispatch()
@@ -332,6 +367,14 @@ def guard_of(pid: int) -> str:
 FAULTS = [
     ({"command": ("no-such-harness",)}, r"harness\.command: cannot start 'no-such-harness'"),
     ({"evaluator": {"command": ("no-such-judge",)}}, r"evaluator\.command: cannot start 'no-such-judge'"),
+    (
+        {"evaluator": {"mix": {"a": PartConfig(command=("no-such-judge",))}, "command": ()}},
+        r"evaluator\.mix\.a\.command: cannot start 'no-such-judge'",
+    ),
+    (
+        {"evaluator": {"pytest": PytestConfig(), "command": ()}},
+        r"tasks/a/tests: there is no such folder of hidden tests; .*evaluator\.pytest\.tests",
+    ),
 ]
 
 

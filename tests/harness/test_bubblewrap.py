@@ -107,6 +107,17 @@ print(done)
     assert (tmp_path / "home" / "file").exists()
 
 
+async def test_too_many_threads_end_it(bubblewrap: Bubblewrap, confined: Make) -> None:
+    code = (
+        "import threading\nstop = threading.Event()\n"
+        "while True: threading.Thread(target=stop.wait, daemon=True).start()"
+    )
+    output = Output()
+    exit_ = await run(bubblewrap, confined(sys.executable, "-c", code), output, timeout_s=30.0)
+    assert (exit_.kind, exit_.code) == ("exited", 137)
+    assert "more than 2048 threads" in output.tail()
+
+
 async def test_other_processes_are_not_seen(bubblewrap: Bubblewrap, confined: Make) -> None:
     code = (
         "import os\nprint(len([p for p in os.listdir('/proc') if p.isdecimal()]), os.getuid(), os.getlogin)"

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from gyre.harness.config import EvaluatorConfig
-from gyre.harness.evaluator import EvaluationFailed, Evaluator, Left
+from gyre.harness.config import EvaluatorConfig, PartConfig
+from gyre.harness.evaluator import EvaluationFailed, Evaluator
+from gyre.harness.left import Left
 from gyre.harness.sandbox import ProcessSandbox, Sandbox
 from tests.harness.conftest import MARK
 
@@ -110,11 +111,13 @@ async def test_an_evaluator_that_is_not_there_is_no_score(plain: Score, left: Le
         await plain("no-such-program", attempts=1).score(left)
 
 
-async def test_a_workspace_that_is_too_large_is_no_score(plain: Score, left: Left) -> None:
+async def test_a_workspace_that_is_too_large_is_a_zero(plain: Score, left: Left) -> None:
     with (left.workspace / "sparse").open("wb") as file:
         file.truncate(1 << 30)
-    with pytest.raises(EvaluationFailed, match="max_workspace_bytes"):
-        await plain(*python("print(1)"), attempts=1).score(left)
+    with structlog.testing.capture_logs() as events:
+        assert await plain(*python("print(1)")).score(left) == 0.0
+    assert [event["event"] for event in events] == ["workspace_too_large"]
+    assert "max_workspace_bytes" in events[0]["reason"]
 
 
 async def test_attempts_are_made_on_fresh_copies_and_told(plain: Score, left: Left) -> None:
@@ -136,6 +139,66 @@ print("not yet")
 async def test_a_later_attempt_may_succeed(plain: Score, left: Left) -> None:
     code = "import random; print(random.choice(['broken', '0.75']))"
     assert await plain(*python(code), attempts=40).score(left) == 0.75
+
+
+FUNCTION = """
+import beside
+def share(workspace, task):
+    print("1.0")
+    return beside.HALF * float((workspace / "solution").read_text() == (task / "hidden").read_text())
+def raises(workspace, task): return 1 / 0
+def says_yes(workspace, task): return True
+def much(workspace, task): return 7
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    """A file of functions."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "score.py").write_text(FUNCTION)
+    (tmp_path / "own" / "beside.py").write_text("HALF = 0.5")
+    return f"{tmp_path}/own/score.py"
+
+
+async def test_a_function_scores(sandbox: Sandbox, left: Left, own: str) -> None:
+    (left.workspace / "beside.py").write_text("HALF = 1.0")
+    evaluator = Evaluator(EvaluatorConfig(function=f"{own}:share"), sandbox, 1 << 20)
+    assert await evaluator.score(left) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("raises", "ZeroDivisionError"),
+        ("says_yes", "returned True, which is no number"),
+        ("much", r"not in \[0, 1\]: 7"),
+        ("gone", "no attribute 'gone'"),
+    ],
+)
+async def test_a_function_that_fails_is_no_score(left: Left, own: str, name: str, reason: str) -> None:
+    config = EvaluatorConfig(function=f"{own}:{name}", attempts=1)
+    with pytest.raises(EvaluationFailed, match=reason):
+        await Evaluator(config, ProcessSandbox(), 1 << 20).score(left)
+
+
+def mixed(**parts: PartConfig) -> Evaluator:
+    return Evaluator(EvaluatorConfig(mix=parts), ProcessSandbox(), 1 << 20)
+
+
+async def test_a_mix_is_a_weighted_mean(left: Left) -> None:
+    evaluator = mixed(
+        all=PartConfig(command=("echo", "1"), weight=3.0), none=PartConfig(command=("echo", "0"), weight=1.0)
+    )
+    with structlog.testing.capture_logs() as events:
+        assert await evaluator.score(left) == 0.75
+    assert [(event["part"], event["score"]) for event in events] == [("all", 1.0), ("none", 0.0)]
+
+
+async def test_a_mix_one_part_of_which_fails_is_no_score(left: Left) -> None:
+    parts = {"good": PartConfig(command=("echo", "1")), "bad": PartConfig(command=("false",), attempts=2)}
+    with pytest.raises(EvaluationFailed, match="failed 2 times: bad: it printed nothing"):
+        await mixed(**parts).score(left)
 
 
 PYTEST = ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml={report}", "{workspace}")

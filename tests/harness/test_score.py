@@ -1,8 +1,8 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.harness.score import ScoreError, junit_score, last_line_score
+from gyre.harness.score import ScoreError, junit_score, last_line_score, verdict_score
 
 
 @pytest.mark.parametrize(
@@ -107,3 +107,51 @@ def test_junit_counts_each_test_once(cases: list[str]) -> None:
             junit_score(report(*cases))
     else:
         assert junit_score(report(*cases)) == counted.count(PASSED) / len(counted)
+
+
+VERDICTS = [
+    ('{"reason": "good", "score": 0.75}', 0.75),
+    (' {"score": 1}\n', 1.0),
+    ('```json\n{"score": 0, "reason": "no"}\n```', 0.0),
+    ('```\n{\n"score": 0.5}\n```\n', 0.5),
+]
+
+
+@pytest.mark.parametrize(("text", "score"), VERDICTS)
+def test_a_verdict_is_one_json_object(text: str, score: float) -> None:
+    assert verdict_score(text) == score
+
+
+NO_VERDICTS = [
+    "",
+    "0.9",
+    "I would say 0.9",
+    'Here it is: {"score": 0.9}',
+    '{"score": 0.9} {"score": 0.1}',
+    '{"score": "0.9"}',
+    '{"score": true}',
+    '{"score": null}',
+    '{"reason": "good"}',
+    '{"score": 0.9, "confidence": 1}',
+    '{"score": 1.5}',
+    '{"score": -0.1}',
+    '{"score": NaN}',
+    '{"score": 1e999}',
+    "[" * 100_000,
+    '{"score": 0.9, "reason": "\ud800"}',
+]
+
+
+@pytest.mark.parametrize("text", NO_VERDICTS, ids=range(len(NO_VERDICTS)))
+def test_what_is_not_as_asked_for_is_no_verdict(text: str) -> None:
+    with pytest.raises(ScoreError, match="the judge's"):
+        verdict_score(text)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=30) | st.text(max_size=8).map(lambda inner: f'{{"score": {inner}}}'))
+def test_any_text_is_a_verdict_or_none(text: str) -> None:
+    try:
+        assert 0.0 <= verdict_score(text) <= 1.0
+    except ScoreError as error:
+        assert "the judge's" in str(error)

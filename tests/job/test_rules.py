@@ -4,7 +4,7 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 import pytest
@@ -304,7 +304,8 @@ def test_every_number_has_bounds() -> None:
             inner = [t for t in (field.type, *getattr(field.type, "__args__", ())) if isinstance(t, type)]
             structs = [t for t in inner if issubclass(t, msgspec.Struct)]
             found[prefix + field.name] = field.type
-            found |= types(structs[0], f"{prefix}{field.name}.") if structs else {}
+            below = f"{prefix}{field.name}." + ("*." if get_origin(field.type) is dict else "")
+            found |= types(structs[0], below) if structs else {}
         return found
 
     numbers = {key for key, type_ in types(Job).items() if type_ in (int, float, int | None)}
@@ -322,3 +323,109 @@ def test_the_others_must_reach_where_a_job_listens(faults: Faults, listen: str) 
 def test_nodes_join_only_a_job_that_listens(faults: Faults) -> None:
     assert "ADDRESS:PORT" in faults("cluster.nodes=1")["cluster.listen"]
     assert faults("cluster.nodes=1", "cluster.listen=10.0.0.1:7000") == {}
+
+
+EVALUATORS = [
+    ("evaluator.pytest.tests=hidden", "evaluator.command", "command and pytest"),
+    ("evaluator.function=own.py:score", "evaluator.command", "command and function"),
+    ("evaluator.mix.a.function=own.py:score", "evaluator.command", "command beside a mix"),
+]
+
+
+@pytest.mark.parametrize(("override", "key", "says"), EVALUATORS)
+def test_an_evaluator_is_one_thing(
+    faults: Faults, job_file: Path, override: str, key: str, says: str
+) -> None:
+    (job_file.parent / "own.py").write_text("def score(workspace, task): ...\n")
+    (job_file.parent / "tasks" / "first" / "hidden").mkdir()
+    (job_file.parent / "tasks" / "first" / "hidden" / "test_it.py").write_text("def test_it(): ...\n")
+    assert says in faults(override)[key]
+    assert faults("evaluator.command=", override) == {}
+
+
+def test_without_an_evaluator_all_ways_are_named(faults: Faults) -> None:
+    says = faults("evaluator.command=")["evaluator.command"]
+    assert "evaluator.pytest, evaluator.judge, evaluator.function or evaluator.mix" in says
+
+
+JUDGE = [
+    ("evaluator.judge.base_url=nowhere", "https://HOST/v1"),
+    ("evaluator.judge.base_url=https://h:port/v1", "https://HOST/v1"),
+    ("evaluator.judge.model=''", "the name by which the endpoint knows"),
+    ("evaluator.judge.rubric=gone.md", "no text in"),
+    ("evaluator.judge.api_key_env=GYRE_TEST_NO_KEY", "no variable GYRE_TEST_NO_KEY"),
+    ("evaluator.judge.files=[]", "patterns of file names"),
+    ("evaluator.judge.temperature=-1", "0 or more"),
+    ("evaluator.judge.ruberic=a", "did you mean evaluator.judge.rubric?"),
+    ("evaluator.judge.rubric=", "missing"),
+]
+
+
+@pytest.mark.parametrize(("override", "says"), JUDGE)
+def test_a_judge_that_cannot_judge_is_told(faults: Faults, job_file: Path, override: str, says: str) -> None:
+    (job_file.parent / "rubric.md").write_text("It is good.")
+    judge = ["base_url='http://127.0.0.1:1/v1'", "model=judge", "rubric=rubric.md"]
+    for table in ("evaluator", "evaluator.mix.style"):
+        right = ["evaluator.command=", *(f"{table}.judge.{setting}" for setting in judge)]
+        assert faults(*right) == {}
+        wrong = override.replace("evaluator", table, 1)
+        found = faults(*right, wrong)
+        assert list(found) == [wrong.partition("=")[0]]
+        assert says.replace("evaluator", table) in found[wrong.partition("=")[0]]
+
+
+HIDDEN = [
+    ("evaluator.pytest.tests=gone", "evaluator.pytest.tests", "tasks/first/gone there is no such folder"),
+    ("evaluator.pytest.tests=empty", "evaluator.pytest.tests", "has no test in it"),
+    ("evaluator.pytest.tests=broken", "evaluator.pytest.tests", "cannot be read"),
+    ("evaluator.pytest.tests=workspace/tests", "evaluator.pytest.tests", "beside workspace"),
+    ("evaluator.pytest.tests=../second", "evaluator.pytest.tests", "beside workspace"),
+    ("evaluator.pytest.plugins=['a b']", "evaluator.pytest.plugins", "a module, such as"),
+    (
+        "evaluator.pytest.plugins=['gone.plugin']",
+        "evaluator.pytest.plugins",
+        "there is no module gone.plugin",
+    ),
+    ("evaluator.pytest.test_timeout_s=0", "evaluator.pytest.test_timeout_s", "more than 0"),
+]
+
+
+@pytest.mark.parametrize(("override", "key", "says"), HIDDEN)
+def test_hidden_tests_that_cannot_run_are_told(
+    faults: Faults, job_file: Path, override: str, key: str, says: str
+) -> None:
+    for name, source in [("tests", "def test_it(): ..."), ("empty", "x = 1"), ("broken", "def test_it(:")]:
+        (job_file.parent / "tasks" / "first" / name).mkdir()
+        (job_file.parent / "tasks" / "first" / name / "test_it.py").write_text(source)
+    assert faults("evaluator.command=", "evaluator.pytest={}") == {}
+    found = faults("evaluator.command=", "evaluator.pytest={}", override)
+    assert list(found) == [key]
+    assert says in found[key]
+
+
+FUNCTIONS = [
+    ("own.py:score", ""),
+    ("own.py:scor", "did you mean score?"),
+    ("gone.py:score", "cannot read"),
+    ("gyre.harness.score:junit_score", ""),
+    ("gyre.harness.score:junit_scor", "did you mean junit_score?"),
+    ("score", "package.module:function or file.py:function"),
+]
+
+
+@pytest.mark.parametrize(("name", "says"), FUNCTIONS)
+def test_a_function_that_scores_is_looked_for(faults: Faults, job_file: Path, name: str, says: str) -> None:
+    (job_file.parent / "own.py").write_text("def score(workspace, task): ...\nraise SystemExit(1)\n")
+    found = faults("evaluator.command=", f"evaluator.function={name}")
+    assert list(found) == (["evaluator.function"] if says else [])
+    assert says in found.get("evaluator.function", "")
+
+
+def test_the_parts_of_a_mix_are_named(faults: Faults) -> None:
+    part = "evaluator.mix.size.command=['du']"
+    assert faults("evaluator.command=", part, "evaluator.mix.size.weight=2") == {}
+    found = faults("evaluator.command=", part, "evaluator.mix.size.weight=0", "evaluator.mix.other.weight=1")
+    assert found.keys() == {"evaluator.mix.size.weight", "evaluator.mix.other.command"}
+    unknown = faults("evaluator.command=", part, "evaluator.mix.size.wieght=2")
+    assert "did you mean evaluator.mix.size.weight?" in unknown["evaluator.mix.size.wieght"]
+    assert "table of tables" in faults("evaluator.command=", "evaluator.mix=3")["evaluator.mix"]
