@@ -22,7 +22,7 @@ quickstart: $(VENV)/.installed
 test: lint
 	$(BIN)/pytest -q -n 3 --no-loadscope-reorder
 
-# 100,000 mutated requests of each API: half an hour.
+# 100,000 mutated requests of each API: a quarter of an hour.
 test-bodies: $(VENV)/.dev-installed
 	GYRE_TEST_BODIES=100000 $(BIN)/pytest -q tests/proxy/test_bodies.py
 
