@@ -108,6 +108,12 @@ def not_supported(place: str, kind: str) -> CallError:
     return bad_request(f"{place}.type = {kind!r} is not supported; send text")
 
 
+def left_out(kind: str) -> str:
+    """The same where a tool's result has it: an error would end the harness for what the policy asked of a
+    tool, and the policy could not learn that it is of no use."""
+    return f"[{kind} left out: this model reads text only]"
+
+
 def deltas(text: str) -> Iterator[str]:
     """A text in pieces for a stream."""
     for start in range(0, len(text), _DELTA_CHARACTERS):

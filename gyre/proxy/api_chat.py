@@ -12,6 +12,7 @@ from gyre.proxy.api import (
     decode_body,
     deltas,
     hints_of,
+    left_out,
     not_supported,
     openai_error,
     parse_arguments,
@@ -153,7 +154,7 @@ class ChatCompletions:
 def _message(place: int, message: _Message) -> Message:
     return Message(
         role=_ROLES[message.role],
-        content=_content(f"messages[{place}].content", message.content),
+        content=_content(f"messages[{place}].content", message),
         tool_calls=tuple(_tool_call(call) for call in message.tool_calls or ()),
         tool_call_id=message.tool_call_id,
         name=message.name,
@@ -161,12 +162,15 @@ def _message(place: int, message: _Message) -> Message:
     )
 
 
-def _content(place: str, content: str | list[_Part] | None) -> tuple[str, ...]:
+def _content(place: str, message: _Message) -> tuple[str, ...]:
+    content = message.content
     if content is None or isinstance(content, str):
         return (content,) if content else ()
     blocks: list[str] = []
     for index, part in enumerate(content):
         text = part.refusal if part.type == "refusal" else part.text
+        if text is None and part.type != "text" and _ROLES[message.role] == "tool":
+            text = left_out(part.type)
         if text is None:
             raise not_supported(f"{place}[{index}]", part.type)
         if text:

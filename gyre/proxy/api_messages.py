@@ -13,6 +13,7 @@ from gyre.proxy.api import (
     decode_body,
     function_tool,
     hints_of,
+    left_out,
     not_supported,
     says_retry,
     server_event,
@@ -203,7 +204,13 @@ def _result(place: str, content: Any) -> tuple[str, ...]:
         decoded = msgspec.convert(content, _Result)
     except (msgspec.ValidationError, RecursionError) as error:
         raise bad_request(f"{place} is neither text nor a list of blocks: {error}") from None
-    return _texts(_placed(place, decoded or ""))
+    blocks = _placed(place, decoded or "")
+    shown = [(where, block if block.type == "text" else _described(block)) for where, block in blocks]
+    return _texts(shown)
+
+
+def _described(block: _Block) -> _Block:
+    return _Block(type="text", text=left_out(block.type))
 
 
 def _tools(tools: list[_Tool]) -> tuple[dict[str, Any], ...]:

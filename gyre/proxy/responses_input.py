@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gyre.proxy.api import not_supported, parse_arguments
+from gyre.proxy.api import left_out, not_supported, parse_arguments
 from gyre.proxy.conversation import Message, MessageRole, ToolCall, ToolPlace, bad_request
 from gyre.proxy.responses_tools import known_name
 
@@ -89,7 +89,7 @@ def messages_of(items: Sequence[Item], places: Mapping[str, ToolPlace]) -> list[
     for index, item in enumerate(items):
         where = f"input[{index}]"
         if item.type == "function_call_output":
-            output = _texts(f"{where}.output", item.output)
+            output = _texts(f"{where}.output", _described(item.output))
             parts.append(Message(role="tool", content=output, tool_call_id=item.call_id or ""))
         elif item.type == "message" and item.role != "assistant":
             answer = None
@@ -127,6 +127,16 @@ def _add(answer: _Answer, where: str, item: Item, places: Mapping[str, ToolPlace
         name = known_name(item.name, item.namespace, places)
         arguments = parse_arguments(item.arguments)
         answer.calls.append(ToolCall(id=item.call_id or "", name=name, arguments=arguments))
+
+
+def _described(output: _Content) -> _Content:
+    """A tool's output in text."""
+    if output is None or isinstance(output, str):
+        return output
+    known = (*_TEXTS, "refusal")
+    return [
+        part if part.type in known else _Part(type="input_text", text=left_out(part.type)) for part in output
+    ]
 
 
 def _texts(place: str, content: _Content) -> tuple[str, ...]:

@@ -71,6 +71,11 @@ def test_roles_and_blocks_become_plain_messages() -> None:
     ]
 
 
+def test_an_image_that_a_tool_shows_is_left_out_and_the_policy_told() -> None:
+    (message,) = parse(messages=[{"role": "tool", "content": [{"type": "image_url"}]}]).conversation.messages
+    assert message.content == ("[image_url left out: this model reads text only]",)
+
+
 def test_arguments_that_are_no_object_stay_text() -> None:
     def arguments(sent: Any) -> Any:
         call = {"id": "x", "type": "function", "function": {"name": "put", "arguments": sent}}

@@ -173,6 +173,13 @@ def test_reasoning_is_read_from_content_or_summary() -> None:
     assert messages(item | {"content": content})[0].reasoning == "All of it."
 
 
+def test_an_image_that_a_tool_shows_is_left_out_and_the_policy_told() -> None:
+    (message,) = messages(
+        {"type": "function_call_output", "call_id": "x", "output": [{"type": "input_image"}]}
+    )
+    assert message.content == ("[input_image left out: this model reads text only]",)
+
+
 def test_namespaces_are_flattened_and_builtin_tools_dropped() -> None:
     request = api.parse(encoded(CODEX), {})
     assert [tool["function"]["name"] for tool in request.conversation.tools] == ["shell", "spawn_agent"]
@@ -220,10 +227,6 @@ def test_a_retry_with_other_metadata_in_another_order_is_the_same() -> None:
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             r"input\[0\]\.content\[0\]\.type = 'input_image' is not supported; send text",
-        ),
-        (
-            {"input": [{"type": "function_call_output", "output": [{"type": "input_image"}]}]},
-            r"input\[0\]\.output\[0\]\.type = 'input_image' is not supported; send text",
         ),
         ({"tools": [{"type": "function"}]}, r"tools\[0\]\.name is missing"),
         (
