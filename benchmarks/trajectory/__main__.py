@@ -33,7 +33,7 @@ from gyre.trajectory.config import DrawRule
 from gyre.trajectory.cuts import measure
 
 CALLS, TOKENS = 500, 1_000_000
-MICRO_STEP_TOKENS = 65_536
+MICRO_STEP_TOKENS = 131_072
 PLAN_S, PLAN_BYTES = 1.0, 100e6
 ROUNDS = 5
 # A step: groups of executions, claimed by cells that are equally fast.
@@ -106,8 +106,8 @@ def loads(micro_steps: Iterable[MicroStep], cells: int) -> list[int]:
     """Of each cell the tokens, when each takes the longest that is left as it becomes free: the queue's
     order."""
     found = [0] * cells
-    for micro_step in sorted(micro_steps, key=lambda micro_step: -micro_step.tree_tokens):
-        found[found.index(min(found))] += micro_step.tree_tokens
+    for micro_step in sorted(micro_steps, key=lambda micro_step: -micro_step.length_tokens):
+        found[found.index(min(found))] += micro_step.length_tokens
     return found
 
 

@@ -2,8 +2,9 @@
 
 In lexicographic order of their tokens the trajectories of a group are the leaves of one prefix tree in DFS
 order, whichever executions they belong to: each shares with its neighbour the longest prefix that it shares
-with any before it. A micro-step is an interval of that order, and costs the tokens of the tree it spans: a
-prefix that is cut apart is computed on both sides. The cuts cost the fewest tokens that the limit allows.
+with any before it. A micro-step is an interval of that order. Its size is that of its rows, which is what a
+cell computes; the cuts are where they leave the fewest tokens in the trees that the intervals span, a shared
+prefix counted once in each.
 
 The micro-steps come longest first: cells claim them in that order, which is longest-processing-time-first.
 """
@@ -48,8 +49,8 @@ class Leaves(NamedTuple):
 
 
 def pack(trajectories: Sequence[Trajectory], limit_tokens: int) -> list[Piece]:
-    """A pure function of the trajectories, in whatever order: pieces of at most `limit_tokens` tree tokens,
-    longest first. A trajectory beyond the limit gets a piece of its own."""
+    """A pure function of the trajectories, in whatever order: pieces of at most `limit_tokens` tokens in
+    rows, longest first. A trajectory beyond the limit gets a piece of its own."""
     ordered = sorted(trajectories, key=lambda t: (t.token_ids, t.execution, t.leaf))
     leaves = measure(ordered)
     bounds = even_cuts(leaves, limit_tokens)
@@ -58,7 +59,7 @@ def pack(trajectories: Sequence[Trajectory], limit_tokens: int) -> list[Piece]:
         its = tuple(ordered[first:end])
         batches = _batches([t.length_tokens for t in its], limit_tokens)
         pieces.append(Piece(its, span_tokens(leaves, first, end), batches))
-    return sorted(pieces, key=lambda piece: -piece.tree_tokens)
+    return sorted(pieces, key=lambda piece: -sum(t.length_tokens for t in piece.trajectories))
 
 
 def measure(ordered: Sequence[Trajectory]) -> Leaves:
@@ -80,7 +81,7 @@ def even_cuts(leaves: Leaves, limit_tokens: int) -> list[int]:
     cheapest = _cuts(leaves, limit_tokens)
     saved = int(leaves.lengths.sum()) - leaves.tree_tokens
     most = _cost(leaves, cheapest) + int(EVEN_LOSS * saved)
-    best, low, high = cheapest, leaves.tree_tokens // max(len(cheapest) - 1, 1), limit_tokens
+    best, low, high = cheapest, int(leaves.lengths.sum()) // max(len(cheapest) - 1, 1), limit_tokens
     for _ in range(EVEN_ROUNDS):
         if low >= high:
             break
@@ -96,14 +97,14 @@ def even_cuts(leaves: Leaves, limit_tokens: int) -> list[int]:
 def _cuts(leaves: Leaves, limit_tokens: int) -> list[int]:
     """The cheapest cuts within the limit; of equally cheap ones the fewest, then the latest."""
     count = len(leaves.lengths)
+    rows = np.concatenate([[0], np.cumsum(leaves.lengths)])
     sums = np.concatenate([[0], np.cumsum(leaves.lengths - leaves.shared)])
     # Tokens and pieces in one number, the tokens first.
     cost = np.zeros(count + 1, np.int64)
     before = np.zeros(count + 1, np.int64)
     first = 0
     for end in range(1, count + 1):
-        # The longer an interval, the more it costs: what was too long for the last end is too long for this.
-        while first < end - 1 and sums[end] - sums[first] + leaves.shared[first] > limit_tokens:
+        while first < end - 1 and rows[end] - rows[first] > limit_tokens:
             first += 1
         tokens = sums[end] - sums[first:end] + leaves.shared[first:end]
         total = cost[first:end] + tokens * (count + 1) + 1

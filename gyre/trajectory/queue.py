@@ -101,7 +101,7 @@ class _Step:
     def next_ready(self) -> _Item | None:
         """The longest ready one, so that what is claimed last is short and the cells end together; of equally
         long ones the first by group, then by index in the group."""
-        ready = [(-item.micro_step.tree_tokens, key) for key, item in self.items.items() if item.ready]
+        ready = [(-item.micro_step.length_tokens, key) for key, item in self.items.items() if item.ready]
         return self.items[min(ready)[1]] if ready else None
 
     @property

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.report import Report
-from benchmarks.trajectory.__main__ import LONG, loads, measure_plan, measure_sharing, scored
+from benchmarks.trajectory.__main__ import LONG, loads, measure_plan, measure_sharing, scored, step_of
+from benchmarks.trajectory.shapes import SHAPES
 from gyre.loss import MicroStep
 
 
@@ -40,6 +41,9 @@ def test_sharing_is_that_of_the_groups_trees() -> None:
 
 
 def test_a_free_cell_takes_the_longest_that_is_left() -> None:
-    sizes = [3, 9, 4, 6]
-    claimed = [MicroStep(id=str(size), step=0, group="", trajectories=(), tree_tokens=size) for size in sizes]
-    assert loads(claimed, 2) == [12, 10]
+    (micro_steps,) = step_of(SHAPES["answers"], 1)
+    (one,) = micro_steps[0].trajectories[:1]
+    claimed = [
+        MicroStep(id=str(count), step=0, group="", trajectories=(one,) * count) for count in (3, 9, 4, 6)
+    ]
+    assert loads(claimed, 2) == [12 * one.length_tokens, 10 * one.length_tokens]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.loss.microstep import Trajectory
-from gyre.trajectory.cuts import EVEN_LOSS, measure, pack, span_tokens
+from gyre.trajectory.cuts import EVEN_LOSS, Piece, measure, pack, span_tokens
 
 
 def trajectory(index: int, ids: list[int]) -> Trajectory:
@@ -24,6 +24,10 @@ def trajectory(index: int, ids: list[int]) -> Trajectory:
         advantage=0.0,
         weight=1.0,
     )
+
+
+def row_tokens(piece: Piece) -> int:
+    return sum(one.length_tokens for one in piece.trajectories)
 
 
 def trie_tokens(trajectories: tuple[Trajectory, ...]) -> int:
@@ -51,14 +55,15 @@ def test_pieces_cover_each_trajectory_once_whatever_the_order(
 
 
 @given(groups_of_paths, st.integers(1, 30))
-def test_a_piece_counts_a_shared_prefix_once_and_keeps_the_limit(
+def test_a_piece_keeps_the_limit_and_counts_a_shared_prefix_of_its_tree_once(
     trajectories: list[Trajectory], limit: int
 ) -> None:
     pieces = pack(trajectories, limit)
-    assert [piece.tree_tokens for piece in pieces] == sorted((p.tree_tokens for p in pieces), reverse=True)
+    sizes = [row_tokens(piece) for piece in pieces]
+    assert sizes == sorted(sizes, reverse=True)
     for piece in pieces:
         assert piece.tree_tokens == trie_tokens(piece.trajectories)
-        assert piece.tree_tokens <= limit or len(piece.trajectories) == 1
+        assert row_tokens(piece) <= limit or len(piece.trajectories) == 1
 
 
 @given(groups_of_paths, st.integers(1, 30))
@@ -76,13 +81,12 @@ def test_no_other_intervals_cost_notably_less(found: list[list[int]], limit: int
     trajectories = [trajectory(index, ids) for index, ids in enumerate(found)]
     leaves = measure(sorted(trajectories, key=lambda t: (t.token_ids, t.execution)))
     count = len(found)
-    costs = []
+    lengths, costs = leaves.lengths, []
     for cuts in (c for size in range(count) for c in combinations(range(1, count), size)):
         bounds = [0, *cuts, count]
         spans = list(pairwise(bounds))
-        tokens = [span_tokens(leaves, *span) for span in spans]
-        if all(its <= limit or b == a + 1 for its, (a, b) in zip(tokens, spans, strict=True)):
-            costs.append(sum(tokens))
+        if all(b == a + 1 or lengths[a:b].sum() <= limit for a, b in spans):
+            costs.append(sum(span_tokens(leaves, *span) for span in spans))
     saved = int(leaves.lengths.sum()) - leaves.tree_tokens
     cost = sum(piece.tree_tokens for piece in pack(trajectories, limit))
     assert min(costs) <= cost <= min(costs) + EVEN_LOSS * saved
@@ -93,7 +97,7 @@ def test_cuts_are_where_little_is_shared() -> None:
     trajectories = [
         trajectory(index, [trunk] * 6 + [index, 9]) for index, trunk in enumerate([1, 2, 1, 2, 1, 2])
     ]
-    pieces = pack(trajectories, 12)
+    pieces = pack(trajectories, 24)
     assert [[one.execution for one in piece.trajectories] for piece in pieces] == [
         ["x000", "x002", "x004"],
         ["x001", "x003", "x005"],
@@ -108,9 +112,9 @@ def test_no_piece_is_a_small_rest_where_even_ones_lose_as_little() -> None:
 
 def test_rows_of_a_batch_are_of_similar_length() -> None:
     trajectories = [trajectory(index, [7] * length) for index, length in enumerate([5, 9, 8, 3, 10, 3])]
-    (piece,) = pack(trajectories, 20)
+    (piece,) = pack(trajectories, 40)
     lengths = [one.length_tokens for one in piece.trajectories]
-    assert [[lengths[at] for at in batch] for batch in piece.batches] == [[10, 9], [8, 5], [3, 3]]
+    assert [[lengths[at] for at in batch] for batch in piece.batches] == [[10, 9, 8, 5], [3, 3]]
 
 
 def test_of_none_there_is_no_piece() -> None:

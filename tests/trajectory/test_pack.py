@@ -159,7 +159,7 @@ def test_packing_invariants_on_random_groups(
     sampling = SamplingConfig(max_trajectories=bound)
     planned = plan(*group, sampling=sampling, micro_step_tokens=limit)
     for micro_step in planned.micro_steps:
-        assert len(micro_step.trajectories) == 1 or micro_step.tree_tokens <= limit
+        assert len(micro_step.trajectories) == 1 or micro_step.length_tokens <= limit
     packed = trajectories(planned)
     assert len({(trajectory.execution, trajectory.leaf) for trajectory in packed}) == len(packed)
     for execution in group:

@@ -57,7 +57,10 @@ def test_micro_steps_of_one_length_are_claimed_in_canonical_order_whatever_the_o
 def test_the_longest_micro_step_is_claimed_first() -> None:
     queue = Queue()
     for number, tokens in {0: (5, 2), 1: (9, 5)}.items():
-        its = [replace(m, tree_tokens=n) for m, n in zip(micro_steps(number, 2), tokens, strict=True)]
+        its = [
+            replace(m, trajectories=m.trajectories * n)
+            for m, n in zip(micro_steps(number, 2), tokens, strict=True)
+        ]
         queue.core.add_group(group_name(number), 0, 4, tuple(its))
     leases = [queue.lease(cell) for cell in range(4)]
     assert [x.micro_step.id for x in leases] == ["0.g000001.0", "0.g000000.0", "0.g000001.1", "0.g000000.1"]
