@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,10 +18,12 @@ import structlog
 
 from gyre.actors import Actor, ActorError, ChildSpec, Down, ExitReason, LinkLost, Node, Ref, handles
 from gyre.actors import run as run_actors
+from gyre.actors.forking.keeper import ForkServer
 from gyre.actors.handshake import HandshakeFailed
 from gyre.actors.token import TokenError, read_token
 from gyre.actors.transport import TcpTransport
-from gyre.cell.satellites import GetJobFacts, Join, Leave
+from gyre.cell.ranks import RANK_MODULES, rank_environment
+from gyre.cell.satellites import GetJobFacts, JobFacts, Join, Leave
 from gyre.interrupts import Interrupts
 
 log = structlog.get_logger()
@@ -138,6 +141,7 @@ class Membership:
             if missing:
                 why = "a job's folders must be at the same place on all its machines"
                 raise CannotJoin(LOST, f"this machine does not see {missing[0]}: {why}")
+            await self._start_fork_server(facts)
             neighbour = self._node.neighbours.desk()
             assert neighbour is not None
             join = Join(node=neighbour.ref, cells=self._options.cells, shm_folder=self._shm_folder)
@@ -147,6 +151,11 @@ class Membership:
             raise CannotJoin(LOST, why) from error
         log.info("joined", job=facts.name, at=self._options.job, cells=list(cells))
         return satellites, over
+
+    async def _start_fork_server(self, facts: JobFacts) -> None:
+        if not self._node.fork_server:
+            start = partial(ForkServer, RANK_MODULES, rank_environment(facts.threads_per_rank))
+            await self._node.spawn(ChildSpec(name="fork-server", start=start))
 
     async def _find(self, endpoint: str) -> Ref:
         """The job, as soon as it is there."""

@@ -16,11 +16,13 @@ import msgspec
 import structlog
 
 from gyre.actors import Actor, ChildSpec, ExitReason, ProcessSpec, Ref, Supervisor
+from gyre.actors.forking.keeper import ForkServer
 from gyre.actors.looking import CONTACT, offered
 from gyre.cell import CellActorConfig
 from gyre.cell.checkpoints import CheckpointFolder, step_of
 from gyre.cell.engine.base import SamplingParams
 from gyre.cell.model_folder import check_model_folder
+from gyre.cell.ranks import RANK_MODULES, rank_environment
 from gyre.cell.recipes import model_folder
 from gyre.cell.satellites import JobFacts, Place, Satellites
 from gyre.cell.store import StoreConfig
@@ -133,6 +135,7 @@ class JobTree:
         stack.enter_context(_own_folder(self._sockets, "actors", "proxy"))
         await stack.enter_async_context(self._node)
         await listen(self._node, job)
+        await self._start_fork_server()
         try:
             await stack.enter_async_context(offered(self._node, job.run_dir / CONTACT))
         except OSError as error:
@@ -179,6 +182,15 @@ class JobTree:
         spec = ChildSpec(name=name, start=start, restart="temporary", shutdown_s=shutdown_s)
         return await self._node.spawn(spec)
 
+    async def _start_fork_server(self) -> None:
+        """At once: what it imports takes longer than all else that is started before the ranks."""
+        if self._node.fork_server:
+            return
+        environment = rank_environment(self._job.cluster.threads_per_rank)
+        log_path = self._job.run_dir / "logs" / "fork-server.log"
+        start = partial(ForkServer, RANK_MODULES, environment, log_path)
+        await self._node.spawn(ChildSpec(name="fork-server", start=start))
+
     async def _start_cells(self, folder: Path) -> None:
         job = self._job
         logs = job.run_dir / "logs"
@@ -192,7 +204,7 @@ class JobTree:
         setup = _setup(job, folder, logs)
         here = Place(machine=None, slot=0, former_lives=0)
         core = await self._node.spawn(self._cell(setup, stores, None, 0, here))
-        facts = JobFacts(name=job.name, paths=(folder, logs))
+        facts = JobFacts(name=job.name, paths=(folder, logs), threads_per_rank=job.cluster.threads_per_rank)
         spec = partial(self._cell, setup, stores, core)
         start = partial(Satellites, facts, job.cells.cells, job.cluster.nodes, logs, spec)
         await self._spawn("satellites", start, shutdown_s=30.0)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+from gyre.actors.forking.keeper import start_fork_server
+from gyre.actors.forking.messages import FORK_SERVER
+from gyre.cell.ranks import RANK_MODULES, rank_environment
 
 JOBS = "tests/run/"
 
@@ -34,6 +42,26 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One fork server for the ranks of all tests, whichever process runs them. It imports torch when the
+    first of them starts."""
+    if FORK_SERVER in os.environ:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="gyre-tests-fork-"))
+    server = start_fork_server(
+        folder / "socket", RANK_MODULES, rank_environment(threads=1), subprocess.DEVNULL, lazy=True
+    )
+    os.environ[FORK_SERVER] = str(folder / "socket")
+
+    def end() -> None:
+        del os.environ[FORK_SERVER]
+        server.kill()
+        server.wait()
+        shutil.rmtree(folder)
+
+    config.add_cleanup(end)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:

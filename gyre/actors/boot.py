@@ -1,4 +1,4 @@
-"""What a child process is told when it starts."""
+"""What a process is told when it starts: by whom, and where its modules are."""
 
 from __future__ import annotations
 
@@ -23,5 +23,15 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     token: bytes
     transport: str
     where: str
+    sys_path: list[str]
+    python_path: str | None
+
+
+class ServerBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """A fork server's. It imports `modules` at once or, if `lazy`, when it is first asked."""
+
+    modules: tuple[str, ...]
+    lazy: bool
+    parent_pid: int
     sys_path: list[str]
     python_path: str | None

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from gyre.actors.boot import Boot
+from gyre.actors.forking.messages import FORK_SERVER, ForkRequest
+from gyre.actors.forking.surroundings import surroundings
+from gyre.actors.log import log
+from gyre.actors.os_process import (
+    ExecutedProcess,
+    ForkedProcess,
+    NotForked,
+    OsProcess,
+    environment_with,
+    signal_group,
+)
 from gyre.actors.output import Output
 from gyre.actors.specs import ProcessSpec
 
@@ -28,72 +35,70 @@ class Carrier(Protocol):
 
     pid: int
 
-    def start(self, boot: Boot, ended: OnEnd) -> None:
-        """Starts `python -m gyre.actors.child`; `ended` is called once, when it is gone. OSError."""
+    async def start(self, boot: Boot, ended: OnEnd) -> None:
+        """Starts `python -m gyre.actors.child`, or what comes to the same; `ended` is called once, when it is
+        gone. OSError."""
 
     def signal(self, number: signal.Signals) -> None:
         """To it and all that it started; nothing where it is gone."""
 
 
-class OsProcess:
-    """A process of its own session, watched by its pidfd."""
+class OsCarrier:
+    """A process of its own session: forked where its spec wants that and a fork server can, else executed."""
 
     def __init__(self, node: Node, spec: ProcessSpec) -> None:
-        self._loop = node.loop
+        self._node = node
         self._spec = spec
         self._output = Output(node.loop, spec.log_path)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = -1
+        self._forking: ForkedProcess | None = None
+        self._process: OsProcess | None = None
+        self._unwanted = False
         self._ended: OnEnd
         self.pid = 0
 
-    def start(self, boot: Boot, ended: OnEnd) -> None:
+    async def start(self, boot: Boot, ended: OnEnd) -> None:
         self._ended = ended
         try:
-            self._process = self._popen(boot)
-        except OSError:
+            self._process = await self._start(boot)
+        except BaseException:
             self._output.close()
             raise
         self.pid = self._process.pid
         self._output.started()
-        self._pidfd = os.pidfd_open(self.pid)
-        self._loop.add_reader(self._pidfd, self._on_exit)
+        self._process.exit.add_done_callback(self._on_exit, context=self._node.context)
+        if self._unwanted:
+            self.signal(signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> None:
-        # Before it is reaped its pid cannot be another's.
-        if self._process is not None and self._process.returncode is None:
+        if self._process is None:
+            self._unwanted = True
+            if self._forking is not None:
+                self._forking.give_up()
+        elif not self._process.exit.done():
+            signal_group(self.pid, number)
+
+    async def _start(self, boot: Boot) -> OsProcess:
+        server = self._node.fork_server
+        environment = environment_with(
+            {**({FORK_SERVER: server} if server else {}), **self._spec.environment}
+        )
+        if self._spec.fork and server:
             try:
-                os.killpg(self.pid, number)
-            except ProcessLookupError:
-                return
+                return await self._fork(boot, environment)
+            except NotForked as error:
+                log.info("not_forked", process=boot.name, reason=str(error))
+        return ExecutedProcess(self._node.loop, boot, environment, self._output.fd)
 
-    def _popen(self, boot: Boot) -> subprocess.Popen[bytes]:
-        # Not in a thread: PR_SET_PDEATHSIG fires when the *thread* that started the child ends.
-        stdin = os.memfd_create("gyre-boot")
+    async def _fork(self, boot: Boot, environment: dict[str, str]) -> OsProcess:
+        request = ForkRequest(
+            boot=boot, environment=environment, surroundings=surroundings(), folder=os.getcwd()
+        )
+        self._forking = process = ForkedProcess(self._node.loop)
         try:
-            os.write(stdin, msgspec.msgpack.encode(boot))
-            os.lseek(stdin, 0, os.SEEK_SET)
-            return subprocess.Popen(
-                [sys.executable, "-u", "-X", "faulthandler", "-m", "gyre.actors.child", self._spec.name],
-                stdin=stdin,
-                stdout=self._output.fd,
-                stderr=self._output.fd,
-                env=_environment(self._spec.environment),
-                start_new_session=True,
-            )
+            await process.fork(self._node.fork_server, request, self._output.fd)
         finally:
-            os.close(stdin)
+            self._forking = None
+        return process
 
-    def _on_exit(self) -> None:
-        assert self._process is not None
-        self.signal(signal.SIGKILL)  # what it left of its group
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        code = self._process.wait()
-        self._ended(code, self._output.close())
-
-
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    root = str(Path(__file__).parents[2])
-    path = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, **extra, "PYTHONPATH": os.pathsep.join(path)}
+    def _on_exit(self, exit: asyncio.Future[int]) -> None:
+        self._ended(exit.result(), self._output.close())

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from gyre.actors.actor import Actor
-from gyre.actors.boot import Boot
+from gyre.actors.boot import Boot, ServerBoot
 from gyre.actors.errors import ExitReason, SpawnFailed
 from gyre.actors.family import Running
 from gyre.actors.loop import run
@@ -139,19 +139,33 @@ class _Log(io.RawIOBase):
 
 
 def main() -> None:
+    log_what_is_printed()
+    boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Boot)
+    die_with_parent(boot.parent_pid)
+    start_on(boot)
+
+
+def log_what_is_printed() -> None:
     sys.stdout = sys.stderr = io.TextIOWrapper(
         io.BufferedWriter(_Log()), encoding="utf-8", errors="backslashreplace", line_buffering=True
     )
-    boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Boot)
-    die_with_parent(boot.parent_pid)
+
+
+def start_on(boot: Boot) -> NoReturn:
+    """The rest of this process' life."""
+    see_modules_of(boot)
+    child = Child(boot)
+    child.load()
+    _exit(run(_main(boot, child)))
+
+
+def see_modules_of(boot: Boot | ServerBoot) -> None:
+    """As whoever started it sees them."""
     sys.path[:] = boot.sys_path
     if boot.python_path is None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = boot.python_path
-    child = Child(boot)
-    child.load()
-    _exit(run(_main(boot, child)))
 
 
 async def _main(boot: Boot, child: Child) -> int:

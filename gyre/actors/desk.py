@@ -66,6 +66,7 @@ class RunProcess(Stream[ProcessUp | ProcessOver], frozen=True, kw_only=True):
     shutdown_s: float
     start_timeout_s: float
     mailbox: int
+    fork: bool
 
 
 class EndProcess(Tell, frozen=True, kw_only=True):
@@ -133,6 +134,7 @@ def _spec(message: RunProcess) -> ProcessSpec:
             shutdown_s=message.shutdown_s,
             start_timeout_s=message.start_timeout_s,
             mailbox=message.mailbox,
+            fork=message.fork,
         )
     except ValueError as error:
         raise SpawnFailed(message.name, ExitReason.of(error)) from error

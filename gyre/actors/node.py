@@ -15,13 +15,14 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from gyre.actors.boot import Boot
-from gyre.actors.carrier import Carrier, OsProcess
+from gyre.actors.carrier import Carrier, OsCarrier
 from gyre.actors.deadletters import DeadLetters
 from gyre.actors.deadlines import Deadlines
 from gyre.actors.desk import FIND_TIMEOUT_S, Find
 from gyre.actors.envelope import CURRENT
 from gyre.actors.errors import ExitReason, LinkLost, NodeFailed, SpawnFailed
 from gyre.actors.family import Family, Running
+from gyre.actors.forking.messages import FORK_SERVER
 from gyre.actors.handshake import NONCE_BYTES, Peer
 from gyre.actors.idle import Idle
 from gyre.actors.life import Life
@@ -80,7 +81,7 @@ class Node:
         heartbeat_s: float = 5.0,
         shared_memory: bool = True,
         rng: random.Random | None = None,
-        carrier: Callable[[Node, ProcessSpec], Carrier] = OsProcess,
+        carrier: Callable[[Node, ProcessSpec], Carrier] = OsCarrier,
         supervision: Supervision | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -89,6 +90,8 @@ class Node:
         self.carrier = carrier
         self.heartbeat_s = heartbeat_s
         self.shared_memory = shared_memory
+        # The socket of the one that processes of this machine are forked by, if any.
+        self.fork_server = os.environ.get(FORK_SERVER, "")
         self.rng = rng or random.SystemRandom()
         self.id = node_id or self.new_node_id()
         self.token = token or self.rng.randbytes(32)

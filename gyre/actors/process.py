@@ -46,10 +46,12 @@ class ChildProcess:
     async def start(self) -> None:
         """Returns when its actor has started, or `ended` says why not."""
         try:
-            self._begin()
+            await self._begin()
+        except asyncio.CancelledError:
+            self._never_was(ExitReason(kind="stopped"))
+            raise
         except Exception as error:  # no descriptor is left, the disk is full, its config cannot travel
-            self.node.processes.forget(self)
-            self.ended.set_result(ExitReason.of(error))
+            self._never_was(ExitReason(kind="stopped") if self._asked_to_stop else ExitReason.of(error))
             return
         try:
             await self._until_booted()
@@ -58,10 +60,14 @@ class ChildProcess:
             await asyncio.wait([self.ended], timeout=KILL_WAIT_S)
             raise
 
-    def _begin(self) -> None:
+    def _never_was(self, reason: ExitReason) -> None:
+        self.node.processes.forget(self)
+        self.ended.set_result(reason)
+
+    async def _begin(self) -> None:
         boot = self.node.boot(self.spec, self.node_id, self.ref.incarnation)
         self._carrier = self.node.carrier(self.node, self.spec)
-        self._carrier.start(boot, self._ended)
+        await self._carrier.start(boot, self._ended)
         log.info("process_started", actor=self.ref.label, pid=self._carrier.pid)
 
     async def _until_booted(self) -> None:

@@ -89,6 +89,7 @@ class RemoteProcess:
             shutdown_s=spec.shutdown_s,
             start_timeout_s=spec.start_timeout_s,
             mailbox=spec.mailbox,
+            fork=spec.fork,
         )
 
     def _is_up(self, ref: Ref) -> None:

@@ -51,7 +51,8 @@ class ProcessSpec:
 
     `config`, its constructor's only argument, is a msgspec Struct and may hold Refs. `environment` is set
     on top of this process' own. What the process prints goes to `log_path`, or only its last lines are
-    kept. The process has `start_timeout_s` until its actor has started.
+    kept. The process has `start_timeout_s` until its actor has started. With `fork` it is forked where this
+    machine has a fork server that has imported what it needs, else started as any other.
 
     With `node`, what `Node.reach` answers, the process is one of that node's machine: `actor` is imported
     and `log_path` written there. It is supervised all the same, and restarted where it ran; but when the
@@ -68,6 +69,7 @@ class ProcessSpec:
     shutdown_s: float = 5.0
     start_timeout_s: float = 120.0
     mailbox: int = MAILBOX
+    fork: bool = False
     node: Ref | None = None
     former_lives: int = 0
 

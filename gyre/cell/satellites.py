@@ -34,10 +34,12 @@ RETIRE_TIMEOUT_S = 120.0
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine that wants to join must know: the job's name, and the paths that it must see."""
+    """What a machine that wants to join must know: the job's name, the paths that it must see, and what its
+    ranks will be."""
 
     name: str
     paths: tuple[Path, ...]
+    threads_per_rank: int
 
 
 class GetJobFacts(Ask[JobFacts], frozen=True, kw_only=True):

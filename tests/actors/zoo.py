@@ -323,6 +323,7 @@ class Slow(Actor):
 
 class NestConfig(msgspec.Struct, frozen=True, kw_only=True):
     inner: str = "tests.actors.zoo:Counter"
+    fork: bool = False
 
 
 class Nestlings(Ask[tuple[int, ...]], frozen=True, kw_only=True):
@@ -337,7 +338,8 @@ class Nest(Actor):
         self.pids: tuple[int, ...] = ()
 
     async def started(self) -> None:
-        spec = ProcessSpec(name="inner", actor=self.config.inner, config=CounterConfig())
+        fork = self.config.fork
+        spec = ProcessSpec(name="inner", actor=self.config.inner, config=CounterConfig(), fork=fork)
         self.inner = inner = await self.context.spawn(spec)
         loose = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # noqa: ASYNC220
         self.pids = (os.getpid(), await inner.ask(Pid()), loose.pid)

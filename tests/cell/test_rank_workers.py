@@ -17,11 +17,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from gyre.actors import Ask, ChildSpec, Node, ProcessSpec, Ref
+from gyre.actors import Ask, ChildSpec, Node, Ref
 from gyre.cell.config import TrainConfig
 from gyre.cell.engine.base import GenerateRequest, SamplingParams
 from gyre.cell.messages import Generate
 from gyre.cell.model import load_model, training_model
+from gyre.cell.ranks import rank_process
 from gyre.cell.store import GetStoreAddress, StoreActor, StoreConfig
 from gyre.cell.train.trainer import Trainer
 from gyre.cell.weights import Layout, parameters, shapes
@@ -50,6 +51,7 @@ from gyre.loss import MicroStep, MicroStepStats
 from gyre.rdma import RegionHandle, SharedMemory
 from tests.cell.gradients import assert_same_gradients, gradients_by_formula
 from tests.cell.parts import TEMPERATURE, cell_setup, micro_step, trajectory
+from tests.run.jobs import logging_to
 
 # The first test pays for two imports of torch.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
@@ -124,16 +126,8 @@ async def two(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         setup = cell_setup(policy_folder, Path(shm), checkpoints, ranks=RANKS, train=train)
         async with Node(name="test") as node:
             store = await node.spawn(ChildSpec(name="store", start=lambda: StoreActor(StoreConfig())))
-            specs = [
-                ProcessSpec(
-                    name=f"rank-{rank}",
-                    actor="gyre.cell.worker:RankWorker",
-                    config=WorkerConfig(setup=setup, cell=0, rank=rank, core=True),
-                    environment={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-                    restart="temporary",
-                )
-                for rank in range(RANKS)
-            ]
+            configs = [WorkerConfig(setup=setup, cell=0, rank=rank, core=True) for rank in range(RANKS)]
+            specs = [rank_process(config) for config in configs]
             workers = await asyncio.gather(*(node.spawn(spec) for spec in specs))
             made = TwoRanks(setup, store, workers)
             await made.ask(LoadModel())
@@ -141,21 +135,26 @@ async def two(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             yield made
 
 
-def children() -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if parent == os.getpid():
-            found.append(int(entry.name))
-    return sorted(found)
+def ranks(two: TwoRanks) -> list[Path]:
+    """What the kernel says of the process of every rank."""
+    pids = logging_to(two.setup.log_folder)
+    return [Path(f"/proc/{pids[f'cell-0-rank-{rank}']}") for rank in range(RANKS)]
 
 
-def open_things() -> list[tuple[int, int]]:
+def parent_of(process: Path) -> int:
+    return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+
+
+def open_things(two: TwoRanks) -> list[tuple[int, int]]:
     """File descriptors and threads of every rank."""
-    return [(len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))) for pid in children()]
+    return [(len(os.listdir(of / "fd")), len(os.listdir(of / "task"))) for of in ranks(two)]
+
+
+async def test_ranks_are_forked_by_what_has_torch_and_one_thread(two: TwoRanks) -> None:
+    (parent,) = {of.parent / str(parent_of(of)) for of in ranks(two)}
+    assert parent.name != str(os.getpid())
+    assert "libtorch_cpu" in (parent / "maps").read_text()
+    assert len(os.listdir(parent / "task")) == 1
 
 
 async def test_ranks_write_one_snapshot_together(two: TwoRanks) -> None:
@@ -178,7 +177,7 @@ async def test_roles_change_again_and_again(two: TwoRanks) -> None:
         await two.ask(EndTraining())
         await two.ask(DropGroup())
         await two.ask(WakeEngine(version=0, region=region))
-        seen.append(open_things())
+        seen.append(open_things(two))
     await two.ask(SleepEngine())
     await two.build_group()
     assert len(losses) == 1

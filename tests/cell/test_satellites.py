@@ -91,7 +91,7 @@ class Job:
 
     async def start(self, cells: int, nodes: int) -> None:
         witness = await self.root.spawn(ChildSpec(name="witness", start=lambda: self.witness))
-        facts = JobFacts(name="job", paths=(self.folder,))
+        facts = JobFacts(name="job", paths=(self.folder,), threads_per_rank=1)
 
         def spec(cell: int, place: Place) -> ProcessSpec:
             machine = place.machine

@@ -50,7 +50,7 @@ def waited(tmp_path_factory: pytest.TempPathFactory) -> Waited:
     sleep = ('harness.command=["sleep", "600"]', "harness.timeout_s=600", "harness.overall_timeout_s=900")
     # Metrics are served so that statuses are asked for.
     few = ("cells.cells=2", "eval.every_steps=0", f"watch.prometheus_port={port}")
-    with running(run_dir, *SMALL, *sleep, *few) as job:
+    with running(run_dir, *SMALL, *sleep, *few, forks=True) as job:
         job.wait_for_count(2, "cell_up", timeout_s=240.0)
         asleep = {event["pid"] for event in job.wait_for_count(16, "harness_started")}
         pids = [pid for pid in processes(run_dir) if pid not in asleep]

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from safetensors import safe_open
 
+from gyre.actors.forking.messages import FORK_SERVER
 from gyre.trajectory.reader import JournalReader
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,13 @@ class RunningJob:
     """`python -m gyre.run`. `events` grows as the job writes them; `wait_for` reads on where it stopped."""
 
     def __init__(
-        self, run_dir: Path, overrides: Sequence[str], *, resume: bool = False, job: Path = QUICKSTART
+        self,
+        run_dir: Path,
+        overrides: Sequence[str],
+        *,
+        resume: bool = False,
+        job: Path = QUICKSTART,
+        forks: bool = False,
     ) -> None:
         self.run_dir = run_dir
         self.events: list[Event] = []
@@ -55,7 +62,7 @@ class RunningJob:
         self.process = subprocess.Popen(
             command + ["--resume"] * resume,
             cwd=ROOT,
-            env={**os.environ, "GYRE_TEST_RUN": str(run_dir)},
+            env=environment(run_dir, forks),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -157,10 +164,8 @@ class RunningJob:
         started = [e for e in self.named("process_started") if e["actor"].partition("#")[0] == actor]
         return int(started[-1]["pid"])
 
-    def rank_pid(self, cell: int) -> int:
-        """The only rank of a cell."""
-        (pid,) = children(self.pid(f"cell-{cell}"))
-        return pid
+    def rank_pid(self, cell: int, rank: int = 0) -> int:
+        return logging_to(self.run_dir / "logs")[f"cell-{cell}-rank-{rank}"]
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -216,13 +221,22 @@ class RunningJob:
 
 
 @contextmanager
-def running(run_dir: Path, *overrides: str, resume: bool = False) -> Iterator[RunningJob]:
-    """The quickstart with `overrides`, in `run_dir`."""
-    job = RunningJob(run_dir, overrides, resume=resume)
+def running(
+    run_dir: Path, *overrides: str, resume: bool = False, forks: bool = False
+) -> Iterator[RunningJob]:
+    """The quickstart with `overrides`, in `run_dir`. With `forks` it has a fork server of its own, as outside
+    of tests, else that of the tests."""
+    job = RunningJob(run_dir, overrides, resume=resume, forks=forks)
     try:
         yield job
     finally:
         job.clean()
+
+
+def environment(run_dir: Path, forks: bool) -> dict[str, str]:
+    """Of a process that is of a job, with a fork server of its own or that of the tests."""
+    without = {FORK_SERVER} if forks else set()
+    return {k: v for k, v in os.environ.items() if k not in without} | {"GYRE_TEST_RUN": str(run_dir)}
 
 
 def kill(pid: int) -> None:
@@ -230,23 +244,26 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def children(pid: int) -> list[int]:
-    return [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
+def logging_to(folder: Path) -> dict[str, int]:
+    """Processes by the logs of that folder to which they write."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            log = Path(os.readlink(entry / "fd" / "1"))
+            if log.parent == folder.resolve():
+                found[log.stem] = int(entry.name)
+    return found
 
 
 def processes(run_dir: Path) -> list[int]:
     """Of a job: the root's children inherit the run folder's name in their environment, and what a harness is
-    told has it too."""
-    found = []
+    told has it too. A rank that another process has forked writes its log there."""
+    found = [*logging_to(run_dir / "logs").values()]
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             if entry.name.isdecimal() and str(run_dir).encode() in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
-    return found
+    return sorted({*found})
 
 
 def wait_gone(pids: Sequence[int], timeout_s: float) -> list[int]:

@@ -14,10 +14,8 @@ from gyre.trajectory.reader import JournalReader
 from tests.run.conftest import Waited
 from tests.run.jobs import (
     ROOT,
-    RunningJob,
     assert_each_execution_ended_once,
     assert_each_micro_step_counts_once,
-    children,
     kill,
     running,
 )
@@ -34,16 +32,6 @@ BEHIND_A_GATE = """
 case "$GYRE_EXECUTION" in g000001.*) flock --shared "$0" true;; esac
 exec "$@"
 """
-
-
-def follower(job: RunningJob, cell: int) -> int:
-    """The process of rank 1, by the log that it writes."""
-    (pid,) = [
-        pid
-        for pid in children(job.pid(f"cell-{cell}"))
-        if os.readlink(f"/proc/{pid}/fd/2").endswith("-rank-1.log")
-    ]
-    return pid
 
 
 def test_cells_that_are_one_engine_change_role_and_lose_a_rank(waited: Waited, tmp_path: Path) -> None:
@@ -71,9 +59,9 @@ def test_cells_that_are_one_engine_change_role_and_lose_a_rank(waited: Waited, t
         job.wait_for_count(2, "cell_up", timeout_s=120.0)
         job.wait_for("execution_finished")
         # Frozen first, so that calls are in flight when it dies.
-        os.kill(follower(job, 1), signal.SIGSTOP)
+        os.kill(job.rank_pid(1, rank=1), signal.SIGSTOP)
         job.wait_for_count(3, "execution_finished")
-        kill(follower(job, 1))
+        kill(job.rank_pid(1, rank=1))
         job.wait_for("cell_up", cell=1, incarnation=2)
         gate.close()
         assert job.exit(150.0) == 0

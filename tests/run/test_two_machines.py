@@ -23,6 +23,7 @@ from tests.run.jobs import (
     RunningJob,
     assert_each_execution_ended_once,
     assert_each_micro_step_counts_once,
+    environment,
     running,
 )
 from tests.run.test_faults import BEHIND_GATES, HARNESS, Gates
@@ -51,7 +52,7 @@ class Machine(NamedTuple):
         return subprocess.Popen(
             ["ip", "netns", "exec", self.namespace, sys.executable, "-c", GYRE, "join", *arguments],
             cwd=ROOT,
-            env={**os.environ, "GYRE_TEST_RUN": str(run_dir)},
+            env=environment(run_dir, forks=True),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -29,7 +29,7 @@ class SimProcess:
         self.host: Host
         self.pid = 0
 
-    def start(self, boot: Boot, ended: OnEnd) -> None:
+    async def start(self, boot: Boot, ended: OnEnd) -> None:
         simulation = self._simulation
         self._ended = ended
         self._parent = Parent(boot.parent.node_id)
