@@ -51,13 +51,14 @@ class KvTally:
 class Moving:
     """A session on its way from `source` to another engine, if there is one. `call` of it is in flight, if
     any. `over` is set when its KV is there (then it is `moved`), or will not come. A call that waits for that
-    has it `awaited`."""
+    has it `awaited`. `rested`: the source sleeps."""
 
     session: str
     source: Seat[Ref]
     to: Seat[Ref] | None
     call: str | None = None
     manifest: KvManifest | None = None
+    rested: bool = False
     moved: bool = False
     awaited: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -163,6 +164,7 @@ class Migration:
             call=moving.call,
             cell=moving.source.key.cell,
             to_cell=to.key.cell,
+            rested=moving.rested,
             tokens=tokens,
             nbytes=nbytes,
             seconds=round(seconds, 4),
@@ -190,6 +192,7 @@ class Migration:
             call=moving.call,
             cell=moving.source.key.cell,
             to_cell=None if moving.to is None else moving.to.key.cell,
+            rested=moving.rested,
             reason=reason,
             why=why,
         )

@@ -210,7 +210,7 @@ class Routes:
         if to is None:
             return
         del self._resting[session]
-        moving = self._moving[session] = Moving(session, resting.source, to)
+        moving = self._moving[session] = Moving(session, resting.source, to, rested=True)
         migration = Migration(resting.change, self._kv_budget_s)
         try:
             await migration.move_idle(moving)

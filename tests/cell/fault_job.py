@@ -43,7 +43,10 @@ PULL_TIMEOUT_S = 1.5
 LONGEST_FROZEN_S = 4.0
 CONTEXT_TOKENS = 256
 NEW_TOKENS = 50
+# Where all faults are played.
+RESTS = "GYRE_TEST_FAULTS" in os.environ
 AT_THE_PROXY = ("stop_admitting", "pin", "cancel", "migrate", "hand_over", "migrate_idle")
+AT_THE_PROXY += ("rest_idle",) if RESTS else ()
 LEAVING = (*AT_THE_PROXY, *TO_TRAIN)
 RETURNING = (*TO_ROLLOUT, "open_route")
 
@@ -66,7 +69,13 @@ class FaultJob:
             model=msgspec.structs.replace(setup.model, context_tokens=CONTEXT_TOKENS, dtype=DTYPE),
             cluster=msgspec.structs.replace(setup.cluster, device=DEVICE),
             cells=msgspec.structs.replace(setup.cells, cells=cells),
-            rollout=msgspec.structs.replace(setup.rollout, batch_invariant=True, kv_tokens=2048, max_batch=8),
+            rollout=msgspec.structs.replace(
+                setup.rollout,
+                batch_invariant=True,
+                kv_tokens=2048,
+                max_batch=8,
+                kv_rest_bytes=2**24 if RESTS else 0,
+            ),
         )
         self.shm = shm
         self.cells, self.ranks = range(cells), range(ranks)
@@ -131,6 +140,7 @@ class FaultJob:
             sampling=SamplingParams(seed=7, temperature=setup.rollout.temperature, max_new_tokens=NEW_TOKENS),
             window_tokens=CONTEXT_TOKENS,
             model_name="policy",
+            kv_rests=RESTS,
         )
 
     async def _spawn(self, name: str, actor: Actor) -> Ref:

@@ -114,6 +114,35 @@ def corrupt(job: FaultJob) -> None:
         np.memmap(pool, np.uint8, "r+")[::256] ^= 1
 
 
+async def while_it_rests(job: FaultJob, streams: Streams, what: str) -> list[Event]:
+    """Idle sessions find no place while the other cell stands still. `what` happens while the cell trains,
+    before they call again; all events until they were answered."""
+    first = len(job.events)
+    pids = [job.pid(name) for name in DESTINATIONS]
+
+    def tell(number: int) -> None:
+        for pid in pids:
+            os.kill(pid, number)
+
+    async with streams.idle():
+        await job.change(
+            ToTrain,
+            LEAVES,
+            state="migrate_idle",
+            begins=lambda: tell(signal.SIGSTOP),
+            over=lambda: tell(signal.SIGCONT),
+        )
+        match what:
+            case "killed":
+                os.kill(job.pid(SOURCES[0]), signal.SIGKILL)
+            case "corrupt":
+                for file in job.shm.glob(f"kv-{LEAVES}-*-rest-*"):
+                    np.memmap(file, np.uint8, "r+")[::256] ^= 1
+            case "back":
+                await job.change(ToRollout, LEAVES)
+    return job.events[first:]
+
+
 async def into_a_full_one(job: FaultJob, streams: Streams) -> list[Event]:
     """The one call in flight goes to the last cell; when that leaves, to one whose KV is all pinned."""
     pins: list[tuple[Ref, str]] = []

@@ -6,6 +6,7 @@ GYRE_TEST_FAULTS=3x1 plays all faults, of three cells of one rank; 2x2 those tha
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -22,16 +23,18 @@ from gyre.actors import Node
 from gyre.cell.role_change import WAKE
 from gyre.schedule.state import ToRollout, ToTrain
 from gyre.trajectory.journal import Journal
-from tests.cell.fault_job import AT_THE_PROXY, DEVICE, LEAVING, Event, FaultJob, http, named
+from tests.cell.fault_job import AT_THE_PROXY, DEVICE, LEAVING, RESTS, Event, FaultJob, http, named
 from tests.cell.fault_kinds import (
     ALL,
     CELLS,
     DEADLY,
+    LEAVES,
     RANKS,
     Case,
     all_cases,
     into_a_full_one,
     play,
+    while_it_rests,
 )
 from tests.cell.fault_streams import Streams
 
@@ -150,6 +153,38 @@ async def test_every_call_is_answered(world: World, case: Case) -> None:
         await check_nothing_is_left(job)
 
 
+@pytest.mark.skipif(not RESTS, reason="all faults take long enough")
+@pytest.mark.parametrize("what", ["sent for", "back", "corrupt", "killed"])
+async def test_kv_that_rests_is_used_or_computed_again(world: World, what: str) -> None:
+    job, streams = world
+    await job.all_roll_out()
+    await job.forget_kv()
+    before = [(await job.status(cell)).engine for cell in job.cells]
+    events = await while_it_rests(job, streams, what)
+    assert streams.wrong == []
+    assert named(events, "call_failed") == []
+    (rested,) = named(events, "kv_rested")
+    sessions = {*rested["executions"]}
+    assert sessions and rested["tokens"] > 0 and rested["seconds"] < 1.0
+    (state,) = named(events, "role_change_state", state="rest_idle")
+    assert state["seconds"] < 1.0
+    moved = {event["execution"] for event in named(events, "kv_moved", rested=True)}
+    not_moved = {event["execution"]: event["reason"] for event in named(events, "kv_not_moved", rested=True)}
+    if what == "sent for":
+        assert (moved, not_moved) == (sessions, {})
+    elif what == "back":
+        assert (moved, not_moved) == (set(), {})
+        metrics = (await job.status(LEAVES)).engine
+        assert metrics.kv_tokens_put_back - before[LEAVES].kv_tokens_put_back == rested["tokens"]
+    else:
+        assert moved == set() and not_moved.keys() <= sessions
+        assert {*not_moved.values()} <= {"import_KvUnavailable", "pin_ActorDied", "pin_RemoteError"}
+        assert what == "killed" or not_moved.keys() == sessions
+    await job.all_roll_out()
+    await check_nothing_is_left(job)
+    assert not any("-rest-" in name for name in os.listdir(job.shm))
+
+
 # --- what it comes to -----------------------------------------------------------------------------
 
 
@@ -175,11 +210,11 @@ def check_counters(events: list[Event], case: Case) -> None:
     """Of each call that left it is known whether it was computed again, and of each session why."""
     for closed in named(events, "route_closed", lost=False):
         of_change = [event for event in events if event.get("change") == closed["change"]]
-        moved = named(of_change, "kv_moved")
+        moved = named(of_change, "kv_moved", rested=False)
         with_calls = [event for event in moved if event["call"] is not None]
         assert closed["sessions_moved"] == len(moved)
         assert closed["recomputed"] == closed["calls_moved"] - len(with_calls)
-        reasons = Counter(event["reason"] for event in named(of_change, "kv_not_moved"))
+        reasons = Counter(event["reason"] for event in named(of_change, "kv_not_moved", rested=False))
         assert {n: c for n, c in closed["recomputed_by"].items() if n != "left_behind"} == reasons
     if case.state not in LEAVING:
         return
