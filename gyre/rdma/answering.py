@@ -15,7 +15,7 @@ import structlog
 from gyre.actors.handshake import Peer
 from gyre.rdma.base import Note
 from gyre.rdma.dialling import answer, listening
-from gyre.rdma.frames import BadFrame, Begin, Done, Frame, No, Tell
+from gyre.rdma.frames import BadFrame, Begin, Done, Frame, Hold, No, Tell
 from gyre.rdma.lane import Lane
 from gyre.rdma.memory import Registered
 from gyre.rdma.notes import Notes
@@ -30,12 +30,20 @@ Serve = Callable[[Lane, Begin, Registered], Awaitable[None]]
 
 
 class Answering:
-    """Listens at `where`, for those who hold the token. `serve` does what was admitted."""
+    """Listens at `where`, for those who hold the token. `serve` does what was admitted, `readers` has the
+    lanes of those who keep something mapped."""
 
     def __init__(
-        self, name: str, where: str, token: bytes, regions: Mapping[str, Registered], serve: Serve
+        self,
+        name: str,
+        where: str,
+        token: bytes,
+        regions: Mapping[str, Registered],
+        serve: Serve,
+        readers: Callable[[Lane], Awaitable[None]],
     ) -> None:
         """Raises OSError."""
+        self._readers = readers
         self._token = token
         self._regions = regions
         self._serve = serve
@@ -101,6 +109,8 @@ class Answering:
                 return
             with region.used(lane.close):
                 await self._serve(lane, frame, region)
+        elif isinstance(frame, Hold):
+            await self._readers(lane)
         else:
             raise BadFrame(f"a {type(frame).__name__} where a request belongs")
 

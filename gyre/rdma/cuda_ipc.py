@@ -13,6 +13,7 @@ from gyre.rdma.copying import steps
 from gyre.rdma.cuda_driver import Allocation, CudaError, Driver
 from gyre.rdma.exchange import Transfer
 from gyre.rdma.frames import BadFrame, Begin
+from gyre.rdma.holding import Owner, Owners, Readers
 from gyre.rdma.lane import Lane
 from gyre.rdma.memory import Memory, Registered
 from gyre.rdma.pinning import Pinning
@@ -33,11 +34,16 @@ class _Grant(msgspec.Struct, array_like=True):
 
 
 class _Reached:
-    """An allocation of another's, as long as an operation is at it: its owner must not free it before."""
+    """An allocation of another's, mapped: its owner must not free it before. Without `users` it is so only
+    where it is `kept`, until its owner wants it back."""
 
-    def __init__(self) -> None:
-        self.pointer: asyncio.Future[int] | None = None
+    def __init__(self, peer: str, handle: bytes, pointer: asyncio.Future[int]) -> None:
+        self.peer = peer
+        self.handle = handle
+        self.pointer = pointer
         self.users = 0
+        self.kept = False
+        self.gone = asyncio.Event()
 
 
 class CudaIpcBackend(Pinning):
@@ -60,13 +66,22 @@ class CudaIpcBackend(Pinning):
         self._shared_at: dict[str, Allocation] = {}
         self._allocated: set[str] = set()
         self._reached: dict[bytes, _Reached] = {}
+        self._leaving: set[_Reached] = set()
+        self._readers = Readers()
+        self._owners: Owners | None = None
 
     async def start(self) -> None:
         await self._in_thread(self._driver.enter)
         self._entered = True
         await super().start()
+        self._owners = Owners(self._open_lanes, self._let_go)
+
+    async def _keep_reader(self, lane: Lane) -> None:
+        await self._readers.serve(lane)
 
     async def _ending(self) -> None:
+        if self._owners is not None:
+            await self._owners.close()
         if self._entered:
             self._entered = False
             await self._in_thread(self._driver.leave)
@@ -115,7 +130,10 @@ class CudaIpcBackend(Pinning):
             raise RegionError(region.handle.name, why) from error
 
     async def _detach(self, region: Registered) -> None:
-        del self._shared_at[region.handle.name]
+        gone = self._shared_at.pop(region.handle.name).handle
+        # Others may be in the same allocation.
+        if all(shared.handle != gone for shared in self._shared_at.values()):
+            await self._readers.drop(gone)
         if region.handle.name in self._allocated:
             await self._free(region.handle.name, region.pointer)
 
@@ -133,7 +151,12 @@ class CudaIpcBackend(Pinning):
         if len(there.handle) != 64 or there.offset < 0:
             raise BadFrame("not a grant: no handle of CUDA's")
         unwanted = asyncio.Event()
-        work = asyncio.get_running_loop().create_task(self._reach_and_copy(transfer, there, unwanted))
+        assert self._owners is not None
+        owner = None
+        if self._of_this_process(there.handle) is None:
+            owner = await self._owners.heard(transfer.remote.peer)
+        copying = self._reach_and_copy(transfer, there, owner, unwanted)
+        work = asyncio.get_running_loop().create_task(copying)
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -149,24 +172,52 @@ class CudaIpcBackend(Pinning):
                 return self._regions[name].pointer - shared.offset
         return None
 
-    async def _reach_and_copy(self, transfer: Transfer, there: _Grant, unwanted: asyncio.Event) -> None:
+    async def _reach_and_copy(
+        self, transfer: Transfer, there: _Grant, owner: Owner | None, unwanted: asyncio.Event
+    ) -> None:
         """Not to be cancelled: an allocation that is reached must be let go of."""
         if (own := self._of_this_process(there.handle)) is not None:
             await self._copy_in_steps(transfer, own + there.offset, unwanted)
             return
-        reached = self._reached.setdefault(there.handle, _Reached())
+        reached = self._reached.get(there.handle)
+        if reached is None:
+            pointer = self._in_thread(self._driver.reach, there.handle)
+            reached = self._reached[there.handle] = _Reached(transfer.remote.peer, there.handle, pointer)
+            reached.kept = owner is not None and not owner.ended
         reached.users += 1
         try:
-            if reached.pointer is None:
-                reached.pointer = self._in_thread(self._driver.reach, there.handle)
             remote = await asyncio.shield(reached.pointer) + there.offset
             await self._copy_in_steps(transfer, remote, unwanted)
+        except BaseException:
+            # It may be what is wrong.
+            reached.kept = False
+            raise
         finally:
             reached.users -= 1
-            if not reached.users:
-                del self._reached[there.handle]
-                if reached.pointer is not None and reached.pointer.exception() is None:
-                    await self._in_thread(self._driver.let_go, reached.pointer.result())
+            await self._unless_used(reached)
+
+    async def _let_go(self, peer: str, handle: bytes | None) -> None:
+        """Of what that peer owns."""
+        known = (*self._reached.values(), *self._leaving)
+        theirs = [one for one in known if one.peer == peer and handle in (None, one.handle)]
+        for reached in theirs:
+            reached.kept = False
+        for reached in theirs:
+            await self._unless_used(reached)
+            await reached.gone.wait()
+
+    async def _unless_used(self, reached: _Reached) -> None:
+        """Whoever reaches it next does so after this, in the driver's thread."""
+        if reached.users or reached.kept or self._reached.get(reached.handle) is not reached:
+            return
+        del self._reached[reached.handle]
+        self._leaving.add(reached)
+        try:
+            if reached.pointer.exception() is None:
+                await self._in_thread(self._driver.let_go, reached.pointer.result())
+        finally:
+            self._leaving.discard(reached)
+            reached.gone.set()
 
     async def _copy_in_steps(self, transfer: Transfer, remote: int, unwanted: asyncio.Event) -> None:
         op, pointer = transfer.op, transfer.local.pointer

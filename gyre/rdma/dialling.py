@@ -72,20 +72,24 @@ class Lanes:
             if not lane.closed:
                 way.idle.append(lane)
 
+    async def another(self, address: str) -> Lane:
+        """One that the caller closes. Raises LaneLost, ValueError."""
+        return await call(parse(address), self._token, self._me)
+
     async def until_lost(self, address: str) -> None:
         """Until the peer is gone; ValueError where there is no such address. One lane, of no operation, tells
         all who wait, now and later."""
-        place = parse(address)
+        parse(address)
         watch = self._watches.get(address)
         if watch is None:
-            watch = asyncio.get_running_loop().create_task(self._watch(place), name=f"watch {address}")
+            watch = asyncio.get_running_loop().create_task(self._watch(address), name=f"watch {address}")
             self._watches[address] = watch
             watch.add_done_callback(lambda _: self._watches.pop(address, None))
         await asyncio.wait({watch})
 
-    async def _watch(self, place: tuple[str, int] | str) -> None:
+    async def _watch(self, address: str) -> None:
         try:
-            lane = await call(place, self._token, self._me)
+            lane = await self.another(address)
         except LaneLost:
             return
         try:

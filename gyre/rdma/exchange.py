@@ -86,6 +86,10 @@ class Exchange(abc.ABC):
     async def _serve(self, lane: Lane, begin: Begin, region: Registered) -> None:
         """The holder's side of that, from its `Go` on."""
 
+    async def _keep_reader(self, lane: Lane) -> None:
+        """Until the end of a lane of one that keeps memory mapped. Raises LaneLost, BadFrame."""
+        raise BadFrame(f"the backend {self.name} has nothing that stays mapped")
+
     @abc.abstractmethod
     async def _attach(self, region: Registered) -> None:
         """Makes the memory reachable. Raises RegionError, then it is not."""
@@ -103,7 +107,9 @@ class Exchange(abc.ABC):
         return self._answering.address
 
     async def start(self) -> None:
-        here = self._answering = Answering(self.name, self._where, self._token, self._regions, self._serve)
+        here = self._answering = Answering(
+            self.name, self._where, self._token, self._regions, self._serve, self._keep_reader
+        )
         self._lanes = Lanes(self._token, here.me)
 
     async def allocate(self, name: str, nbytes: int, *, writable: bool = False) -> Registered:

@@ -55,7 +55,17 @@ class No(msgspec.Struct, array_like=True, tag="no"):
     reason: str
 
 
-Frame = Begin | Tell | Go | Done | No
+class Hold(msgspec.Struct, array_like=True, tag="hold"):
+    """Who says this keeps mapped what it is granted, until it is told to `Drop` it."""
+
+
+class Drop(msgspec.Struct, array_like=True, tag="drop"):
+    """That allocation is about to go: `Done` when it is not mapped any more."""
+
+    allocation: bytes
+
+
+Frame = Begin | Tell | Go | Done | No | Hold | Drop
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)

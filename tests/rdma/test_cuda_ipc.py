@@ -72,10 +72,12 @@ async def test_blocks_are_read_and_written(backend: CudaIpcBackend, holder: Hold
     wrong = msgspec.structs.replace(holder.region, key=b"wrong")
     with pytest.raises(Refused, match="wrong key"):
         await backend.read(mine, wrong, [Extent(0, 0, 4)])
-    holder.ask("close")
+    # Its owner waits until it is not mapped here.
+    async with asyncio.timeout(4):
+        await asyncio.to_thread(holder.ask, "close")
     with pytest.raises(Refused, match="no such region"):
         await backend.read(mine, holder.region, [Extent(0, 0, 4)])
-    holder.end()
+    await asyncio.to_thread(holder.end)
 
 
 async def test_own_memory(backend: CudaIpcBackend, holder: Holder) -> None:
@@ -87,7 +89,7 @@ async def test_own_memory(backend: CudaIpcBackend, holder: Holder) -> None:
         await backend.register("host", bytearray(10))
     with pytest.raises(RegionError, match="not contiguous"):
         await backend.register("rows", torch.zeros(4, 4, device="cuda:0")[:, 1])
-    holder.end()
+    await asyncio.to_thread(holder.end)
 
 
 async def test_many_reads_and_a_death_leave_nothing(backend: CudaIpcBackend, holder: Holder) -> None:
@@ -109,7 +111,7 @@ async def test_many_reads_and_a_death_leave_nothing(backend: CudaIpcBackend, hol
     holder.process.send_signal(signal.SIGKILL)
     with pytest.raises(TransferError, match="pool of"):
         await reading
-    holder.end()
+    await asyncio.to_thread(holder.end)
     assert len(os.listdir("/proc/self/fd")) <= fds
     again = await backend.allocate("again", 4 * NUMBERS)
     await again.close()
