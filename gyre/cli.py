@@ -32,6 +32,11 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, for example train.lr=1e-5. Repeatable."),
 ]
 
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, be it over or not.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A key that is other than in the job. Repeatable."),
+]
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="Only this group, as g000012.")]
 
 
@@ -155,20 +160,27 @@ def inspect(
 
 @app.command()
 def resample(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, be it over or not.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="As sampling.draw=coverage. Repeatable."),
-    ] = None,
+    run: RunFolder,
+    overrides: Changes = None,
     group: Group = "",
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
     """Say what of a run would have been trained, had its job sampled otherwise."""
-    from gyre.recorded import show  # imports what `check` can do without
-
     with _recorded(run, as_json) as shown:
-        was, would_be = show.ways(run, overrides or [])
-        shown.resample(was, would_be, group or None)
+        shown.resample(overrides or [], group or None)
+
+
+@app.command()
+def rescore(
+    run: RunFolder,
+    overrides: Changes = None,
+    group: Group = "",
+    concurrent: Annotated[int, typer.Option(min=1, help="How many evaluations run at once.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """Score the workspaces that a run has kept again, by its evaluator or another."""
+    with _recorded(run, as_json) as shown:
+        shown.rescore(overrides or [], concurrent, group or None)
 
 
 @app.command()

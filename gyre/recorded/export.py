@@ -13,7 +13,7 @@ import msgspec
 from gyre.recorded.rows import Line
 
 # Of numbers in lists: what is held in memory until it is written.
-ROW_GROUP_NUMBERS = 4_000_000
+ROW_GROUP_NUMBERS = 1_000_000
 ROW_GROUP_ROWS = 10_000
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
-from gyre.job import JobError, load_recorded
+from gyre.harness.sandbox import SandboxMissing
+from gyre.job import Job, JobError, load_recorded
 from gyre.recorded import words
 from gyre.recorded.export import ExportError, check_path, export
 from gyre.recorded.resample import Plan, Way, resample
+from gyre.recorded.rescore import Lack, rescore
 from gyre.recorded.rows import LINES, By, ExecutionLine, lines
 from gyre.recorded.run import JOURNAL, Recorded, RecordedRun
 from gyre.recorded.text import token_text
@@ -24,6 +30,11 @@ from gyre.trajectory.tree import TreeError
 BAD_ARGUMENT, DAMAGED = 2, 4
 
 Say = Callable[[str], None]
+
+_LACKS: dict[Lack, str] = {
+    "workspace": "their workspaces were not kept (harness.keep = true keeps those of later runs)",
+    "task": "their tasks' folders are not where they were",
+}
 
 
 class CannotShow(Exception):
@@ -126,7 +137,8 @@ class Shown:
         count = export(path, LINES[by], lines(self._run, by, text, self._tell_damaged, group))
         self._say(f"{path}: {count} rows, one for each {by}")
 
-    def resample(self, was: Way, would_be: Way, group: str | None) -> None:
+    def resample(self, overrides: Sequence[str], group: str | None) -> None:
+        was, would_be = ways(self._run.folder, overrides)
         if not self._json:
             self._say(words.resampled_head())
         before, after, count = Plan(), Plan(), 0
@@ -134,12 +146,38 @@ class Shown:
             self._say(_json(one) if self._json else words.resampled_row(one))
             before, after, count = before + one.was, after + one.would_be, count + 1
         if not count and not self._damaged:
-            raise CannotShow(
-                f"{self._run.folder}: no training group {group or ''} is complete".replace("  ", " ")
-            )
+            which = "no training group" if group is None else f"no training group {group}"
+            raise CannotShow(f"{self._run.folder}: {which} is complete")
         if not self._json:
             for line in words.resampled_total(before, after):
                 self._say(line)
+
+    def rescore(self, overrides: Sequence[str], concurrent: int, group: str | None) -> None:
+        job = overridden(self._run.folder, overrides, "evaluator.")
+        # What is printed is the answer, not what the evaluator has to say on its way to it.
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+        asyncio.run(self._rescore(job, concurrent, group))
+
+    async def _rescore(self, job: Job, concurrent: int, group: str | None) -> None:
+        if not self._json:
+            self._say(words.rescored_head())
+        lacking: Counter[Lack] = Counter()
+        changed = count = failed = 0
+        async with aclosing(rescore(self._run, job, concurrent, group, lacking)) as found:
+            async for one in found:
+                self._say(_json(one) if self._json else words.rescored_row(one))
+                count, changed, failed = (
+                    count + 1,
+                    changed + (one.score != one.was),
+                    failed + (one.score is None),
+                )
+        for lack, executions in lacking.items():
+            them = "1 execution" if executions == 1 else f"{executions} executions"
+            self._warn(f"{them} cannot be scored: {_LACKS[lack]}")
+        if not self._json:
+            self._say(f"{count} scored, {changed} of them otherwise than before, {failed} evaluations failed")
+        if lacking and not count:
+            raise CannotShow(f"{self._run.folder}: no execution can be scored again")
 
     def done(self) -> None:
         """Raises CannotShow where something could not be read."""
@@ -176,7 +214,7 @@ def shown(folder: Path | None, say: Say, warn: Say, *, as_json: bool) -> Iterato
             answer = Shown(run, say, warn, as_json)
             yield answer
             answer.done()
-    except ExportError as error:
+    except (ExportError, SandboxMissing) as error:
         raise CannotShow(str(error)) from error
     except JournalError as error:
         raise CannotShow(
@@ -186,19 +224,27 @@ def shown(folder: Path | None, say: Say, warn: Say, *, as_json: bool) -> Iterato
 
 def ways(folder: Path, overrides: Sequence[str]) -> tuple[Way, Way]:
     """As the run's job says, and with the overrides. Raises CannotShow."""
-    for override in overrides:
-        key = override.partition("=")[0].strip()
-        if not key.startswith("sampling.") and key != "train.micro_step_tokens":
-            allowed = "sampling.* and train.micro_step_tokens"
-            raise CannotShow(f"--set {key}: changes nothing that is planned; allowed: {allowed}")
-    try:
-        jobs = [load_recorded(folder / "job.toml", given) for given in ((), overrides)]
-    except JobError as error:
-        raise CannotShow(str(error)) from error
     was, would_be = (
-        Way(sampling=job.sampling, micro_step_tokens=job.train.micro_step_tokens) for job in jobs
+        Way(sampling=job.sampling, micro_step_tokens=job.train.micro_step_tokens)
+        for job in (
+            overridden(folder, given, "sampling.", "train.micro_step_tokens") for given in ((), overrides)
+        )
     )
     return was, would_be
+
+
+def overridden(folder: Path, overrides: Sequence[str], *allowed: str) -> Job:
+    """The run's job with overrides of keys (or, with a dot at the end, tables) that make a difference. Raises
+    CannotShow."""
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if not any(key == one or (one.endswith(".") and key.startswith(one)) for one in allowed):
+            these = " and ".join(f"{one}*" if one.endswith(".") else one for one in allowed)
+            raise CannotShow(f"--set {key}: it would change nothing here; allowed: {these}")
+    try:
+        return load_recorded(folder / "job.toml", overrides)
+    except JobError as error:
+        raise CannotShow(str(error)) from error
 
 
 def _json(value: Any) -> str:

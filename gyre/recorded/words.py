@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gyre.recorded.resample import Plan, Resampled
+from gyre.recorded.rescore import Rescored
 from gyre.recorded.rows import ExecutionLine, mask
 from gyre.recorded.run import Fate, Recorded
 from gyre.recorded.text import TokenText
@@ -194,6 +195,20 @@ def _compared(group: str, step: str, was: Plan, would_be: Plan) -> str:
         (was.tree_tokens, would_be.tree_tokens),
     ]
     return _row(_RESAMPLED, group, step, *(f"{a} -> {b}" if a != b else str(a) for a, b in pairs))
+
+
+# --- scored again -----------------------------------------------------------------------------------
+
+_RESCORED = {"execution": 12, "task": 14, "was": 7, "score": 7, "detail": 0}
+
+
+def rescored_head() -> str:
+    return _row(_RESCORED, *_RESCORED)
+
+
+def rescored_row(one: Rescored) -> str:
+    numbers = _number(one.was), _number(one.score)
+    return _row(_RESCORED, one.execution, one_line(one.task), *numbers, one_line(one.detail))
 
 
 # --- words ------------------------------------------------------------------------------------------

@@ -1,0 +1,115 @@
+"""Scores of a run had again from the workspaces that it kept, by its evaluator or by another."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import msgspec
+
+from gyre.harness.bubblewrap import Bubblewrap
+from gyre.harness.evaluator import EvaluationFailed, Evaluator, Left
+from gyre.harness.process import start_guardian
+from gyre.harness.sandbox import ProcessSandbox, Sandbox
+from gyre.job import Job
+from gyre.recorded.run import RecordedRun
+from gyre.trajectory.reader import DamagedRow, ExecutionRow
+
+Lack = Literal["workspace", "task"]
+
+
+class Rescored(msgspec.Struct, frozen=True, kw_only=True):
+    """`score` is None where the evaluation failed, for the reason in `detail`; `was` where the execution had
+    been dropped."""
+
+    execution: str
+    group: str
+    task: str
+    was: float | None
+    score: float | None
+    detail: str = ""
+
+
+async def rescore(
+    run: RecordedRun, job: Job, concurrent: int, group: str | None, lacking: Counter[Lack]
+) -> AsyncGenerator[Rescored, None]:
+    """Of the executions that have ended, so many at a time, each on a copy of its workspace as in the job.
+    Where the workspace or the task's folder is not there any more this is counted in `lacking`. Raises
+    SandboxMissing."""
+    sandboxes: dict[str, Sandbox]
+    with TemporaryDirectory(prefix="gyre-rescore-") as name, _guarded() as guard:
+        place = Path(name)
+        sandboxes = {"process": ProcessSandbox(), "bubblewrap": Bubblewrap(place / "sandbox")}
+        sandbox = sandboxes[job.evaluator.sandbox]
+        await asyncio.to_thread(sandbox.check)
+        evaluator = Evaluator(job.evaluator, sandbox, job.harness.max_workspace_bytes)
+        found = _left(run, job, group, place, guard, lacking)
+        while batch := list(islice(found, concurrent)):
+            for rescored in await asyncio.gather(*(_score(evaluator, row, left) for row, left in batch)):
+                yield rescored
+
+
+async def _score(evaluator: Evaluator, row: ExecutionRow, left: Left) -> Rescored:
+    score, detail = None, ""
+    await asyncio.to_thread(left.folder.mkdir)
+    try:
+        score = await evaluator.score(left)
+    except EvaluationFailed as error:
+        detail = str(error)
+    return Rescored(
+        execution=row.execution,
+        group=row.spec.group,
+        task=row.spec.task,
+        was=row.ended.result.score if row.ended else None,
+        score=score,
+        detail=detail,
+    )
+
+
+def _left(
+    run: RecordedRun, job: Job, group: str | None, place: Path, guard: str, lacking: Counter[Lack]
+) -> Iterator[tuple[ExecutionRow, Left]]:
+    for row in _ended(run.reader.scan(group)):
+        workspace = run.folder / "executions" / row.execution / "workspace"
+        source = job.eval if row.spec.split == "eval" else job.tasks
+        task = (source.path or run.folder / "tasks" / row.spec.split) / row.spec.task
+        if not workspace.is_dir():
+            lacking["workspace"] += 1
+        elif not task.is_dir():
+            lacking["task"] += 1
+        else:
+            yield (
+                row,
+                Left(
+                    execution=row.execution,
+                    workspace=workspace,
+                    task=task,
+                    folder=place / row.execution,
+                    mark=f"{guard}{row.execution}/",
+                ),
+            )
+
+
+def _ended(rows: Iterable[ExecutionRow | DamagedRow]) -> Iterator[ExecutionRow]:
+    """A placeholder never had anything to evaluate."""
+    for row in rows:
+        if isinstance(row, ExecutionRow) and row.ended and row.ended.result.reason != "never_started":
+            yield row
+
+
+@contextmanager
+def _guarded() -> Iterator[str]:
+    """How the marks of all processes begin: they end with this process, however it ends."""
+    guard = f"{secrets.token_hex(8)}/"
+    guardian = start_guardian(guard)
+    try:
+        yield guard
+    finally:
+        guardian.communicate()
