@@ -15,7 +15,8 @@ from typing import Literal
 import msgspec
 
 from gyre.harness.bubblewrap import Bubblewrap
-from gyre.harness.evaluator import EvaluationFailed, Evaluator, Left
+from gyre.harness.evaluator import EvaluationFailed, Evaluator
+from gyre.harness.left import Left
 from gyre.harness.process import start_guardian
 from gyre.harness.sandbox import ProcessSandbox, Sandbox
 from gyre.job import Job
@@ -42,7 +43,7 @@ async def rescore(
 ) -> AsyncGenerator[Rescored, None]:
     """Of the executions that have ended, so many at a time, each on a copy of its workspace as in the job.
     Where the workspace or the task's folder is not there any more this is counted in `lacking`. Raises
-    SandboxMissing."""
+    SandboxMissing, TasksError."""
     sandboxes: dict[str, Sandbox]
     with TemporaryDirectory(prefix="gyre-rescore-") as name, _guarded() as guard:
         place = Path(name)
@@ -58,6 +59,7 @@ async def rescore(
 
 async def _score(evaluator: Evaluator, row: ExecutionRow, left: Left) -> Rescored:
     score, detail = None, ""
+    await asyncio.to_thread(evaluator.check, [left.task])
     await asyncio.to_thread(left.folder.mkdir)
     try:
         score = await evaluator.score(left)

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from gyre.harness.sandbox import SandboxMissing
+from gyre.harness.tasks import TasksError
 from gyre.job import Job, JobError, load_recorded
 from gyre.recorded import words
 from gyre.recorded.export import ExportError, check_path, export
@@ -214,7 +215,7 @@ def shown(folder: Path | None, say: Say, warn: Say, *, as_json: bool) -> Iterato
             answer = Shown(run, say, warn, as_json)
             yield answer
             answer.done()
-    except (ExportError, SandboxMissing) as error:
+    except (ExportError, SandboxMissing, TasksError) as error:
         raise CannotShow(str(error)) from error
     except JournalError as error:
         raise CannotShow(
