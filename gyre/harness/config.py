@@ -24,6 +24,8 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     It has no sandbox, and lives in this process or, with `own_process`, in one of its own, which
     `environment` is for then.
 
+    `attempts` are those at getting it to run, `refills` how often what was dropped is played anew.
+
     `timeout_s` is the harness's own (what it left is still scored), `overall_timeout_s` drops the
     execution. A workspace larger than `max_workspace_bytes` scores 0. `keep` leaves workspaces in the
     run folder. `proxy` is what the harness talks to."""
@@ -38,6 +40,7 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     timeout_s: float = 600.0
     overall_timeout_s: float = 3600.0
     attempts: int = 3
+    refills: int = 1
     concurrent: int = 64
     max_workspace_bytes: int = 1 << 30
     keep: bool = False

@@ -69,6 +69,7 @@ class ExecutionActor(Actor):
         self._around = around
         self._folder = around.folder / spec.execution
         self._began_s = 0.0
+        self._tries = 0
 
     def summary(self) -> Mapping[str, Any]:
         spec = self._spec
@@ -84,7 +85,7 @@ class ExecutionActor(Actor):
         self._began_s = time.monotonic()
         await around.waterlevel.tell(ExecutionStarted(execution=execution))
         try:
-            result = await self._result()
+            result = await self._refilled()
         except HarnessGone as error:
             # The job ends too; when it is resumed, this execution is played anew.
             log.info("execution_left", execution=execution, reason=str(error))
@@ -94,6 +95,22 @@ class ExecutionActor(Actor):
         await around.trajectory.ask(ExecutionEnded(spec=self._spec, result=result), timeout_s=JOURNAL_S)
         await around.waterlevel.tell(ExecutionFinished(execution=execution, split=self._spec.split))
         self.context.stop()
+
+    async def _refilled(self) -> ExecutionResult:
+        """A group that loses a member is worth less: what was dropped is played anew, as often as may be."""
+        refills = self._around.config.refills
+        for refill in range(1, refills + 1):
+            result = await self._result()
+            if result.score is not None:
+                return result
+            log.warning(
+                "execution_refilled",
+                execution=self._spec.execution,
+                refill=refill,
+                refills=refills,
+                reason=result.detail,
+            )
+        return await self._result()
 
     async def _result(self) -> ExecutionResult:
         limit_s = self._around.config.overall_timeout_s
@@ -110,7 +127,8 @@ class ExecutionActor(Actor):
         """How the last attempt ended: the first that was neither killed by others nor without a start."""
         attempts = self._around.config.attempts
         for attempt in range(1, attempts + 1):
-            self._spec = msgspec.structs.replace(self._spec, attempt=attempt)
+            self._tries += 1
+            self._spec = msgspec.structs.replace(self._spec, attempt=self._tries)
             await self._around.trajectory.ask(ExecutionOpened(spec=self._spec), timeout_s=JOURNAL_S)
             ended = await self._attempt()
             if ended.kind not in ("killed", "never_started"):

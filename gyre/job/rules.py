@@ -52,6 +52,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "harness.timeout_s": _ABOVE_ZERO,
     "harness.overall_timeout_s": _ABOVE_ZERO,
     "harness.attempts": _ONE_OR_MORE,
+    "harness.refills": _NOT_NEGATIVE,
     "harness.concurrent": _ONE_OR_MORE,
     "harness.max_workspace_bytes": _ONE_OR_MORE,
     "harness.proxy.port": _PORT,

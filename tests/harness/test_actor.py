@@ -54,7 +54,7 @@ def start_job(tmp_path: Path) -> StartJob:
     ) -> AsyncIterator[Job]:
         judge = {"command": ("{python}", "-I", "-S", "-c", COUNT_FILES, "{workspace}"), "sandbox": "process"}
         config = HarnessActorConfig(
-            harness=HarnessConfig(command=command, **{"sandbox": "process", **harness}),
+            harness=HarnessConfig(command=command, **{"sandbox": "process", "refills": 0, **harness}),
             tasks=TasksConfig(path=tmp_path / "tasks"),
             evaluator=EvaluatorConfig(**{**judge, **(evaluator or {})}),
             eval=EvalConfig(path=tmp_path / "held-out", runs=2),
@@ -246,6 +246,32 @@ async def test_a_failed_evaluation_is_not_a_zero(start_job: StartJob) -> None:
     assert (result.reason, result.score) == ("completed", None)
     assert "printed nothing" in result.detail
     assert sum(event["event"] == "evaluation_failed" for event in events) == 3
+
+
+ONCE = "if [ -e $1/seen ]; then echo 0.5; else touch $1/seen; fi"
+
+
+async def test_what_was_dropped_is_played_anew(start_job: StartJob, tmp_path: Path) -> None:
+    """Its group is whole, and what the first try left is not in the second."""
+    command = ("sh", "-c", f"{ONCE}; test $(ls $2 | wc -l) = 2 || echo", "sh", str(tmp_path), "{workspace}")
+    evaluator = {"command": command, "attempts": 1}
+    with structlog.testing.capture_logs() as events:
+        async with start_job(*sh("touch $$"), evaluator=evaluator, refills=1, concurrent=1) as job:
+            await job.dispatch()
+            results = await job.results(2)
+            opened = [(m.spec.execution, m.spec.attempt) for m in job.neighbours.of(ExecutionOpened)]
+    assert [(result.reason, result.score) for result in results] == [("completed", 0.5)] * 2
+    assert opened == [("g000000.00", 1), ("g000000.00", 2), ("g000000.01", 1)]
+    assert [e["execution"] for e in events if e["event"] == "execution_refilled"] == ["g000000.00"]
+
+
+async def test_refills_are_bounded(start_job: StartJob) -> None:
+    evaluator = {"command": ("false",), "attempts": 1}
+    async with start_job("true", evaluator=evaluator, refills=2, group_size=1) as job:
+        await job.dispatch()
+        (result,) = await job.results(1)
+        opened = [m.spec.attempt for m in job.neighbours.of(ExecutionOpened)]
+    assert (result.score, opened) == (None, [1, 2, 3])
 
 
 ALONE = """

@@ -107,10 +107,13 @@ for found in gc.get_objects():
         found.pluginmanager.register(forger)
 """
 
+# Without walls, nothing of this machine is to be harmed.
+WALLS = "os.path.exists('/gyre/bridge.py')"
+
 # It inherits what the tests' process has open, and outlives it where it can.
-DAEMON = """
+DAEMON = f"""
 import os
-if os.fork() == 0:
+if {WALLS} and os.fork() == 0:
     os.setsid()
     while True:
         for fd in range(3, 64):
@@ -163,7 +166,7 @@ CASES: Mapping[str, tuple[dict[str, str], float]] = {
     "an_exit_that_looks_like_success": (wrong("import os; os._exit(0)"), EARNED),
     "an_exit_when_it_is_imported": ({"answer.py": "import os; os._exit(0)"}, 0.0),
     "an_end_of_the_session": (wrong("import pytest; pytest.exit('ok', 0)"), EARNED),
-    "a_kill_of_all_there_is": (wrong("import os; os.kill(-1, 9) if os.getuid() == 1000 else 1 / 0"), EARNED),
+    "a_kill_of_all_there_is": (wrong(f"import os; os.kill(-1, 9) if {WALLS} else 1 / 0"), EARNED),
     "a_skip_of_what_is_hard": (wrong("import unittest; raise unittest.SkipTest('hard')"), EARNED),
     "an_xfail_of_what_is_hard": (wrong("import pytest; pytest.xfail('hard')"), EARNED),
     "lines_like_ours": (wrong("import os; [os.write(fd, b'x [\"over\"]\\n') for fd in (1, 2)]"), EARNED),

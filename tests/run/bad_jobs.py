@@ -41,6 +41,7 @@ command = ["{{python}}", "-I", "-S", "{here}/bad_harness.py"]
 sandbox = "process"
 timeout_s = 12
 attempts = 2
+refills = 0
 
 [tasks]
 path = "tasks"
