@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.command import chosen, parser, tell
 from benchmarks.report import Report
-from benchmarks.trajectory.executions import Harness, agent, line
+from benchmarks.trajectory.executions import Harness, agent, line, retries
 from benchmarks.trajectory.shapes import SHAPES, Shape
 from gyre.loss import MicroStep, Trajectory
 from gyre.trajectory import (
@@ -43,6 +43,7 @@ SHARING_KEPT, IMBALANCE = 0.97, 0.05
 Execution = Callable[[str, int, int], Iterator[CallRecord]]
 LONG: dict[str, tuple[Execution, DrawRule]] = {
     "line": (line, "paper"),
+    "retries": (retries, "paper"),
     "agent": (agent, "paper"),
     "agent_all": (agent, "all"),
 }

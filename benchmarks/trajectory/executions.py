@@ -18,10 +18,10 @@ class Harness:
     """Makes up the calls of one execution. Prompts and answers are of random tokens, messages of as much
     text as that would be."""
 
-    def __init__(self, execution: str, seed: int) -> None:
+    def __init__(self, execution: str, seed: int, calls: int = 0) -> None:
         self._execution = execution
         self._random = np.random.default_rng(seed)
-        self._calls = 0
+        self._calls = calls
 
     def tokens(self, count: int) -> tuple[int, ...]:
         return tuple(self._random.integers(VOCABULARY, size=count).tolist())
@@ -71,6 +71,16 @@ def line(execution: str, calls: int, tokens: int) -> Iterator[CallRecord]:
         record = harness.call(parent, tokens // calls * 3 // 4, tokens // calls // 4)
         yield record
         parent = record.call
+
+
+def retries(execution: str, calls: int, tokens: int) -> Iterator[CallRecord]:
+    """The same, but the last call is answered five times: five trajectories as long as all of it."""
+    *first, last = line(execution, calls - 4, tokens // calls * (calls - 4))
+    yield from first
+    yield last
+    harness = Harness(execution, seed=3, calls=calls - 4)
+    for _ in range(4):
+        yield harness.call(last.parent, tokens // calls * 3 // 4, tokens // calls // 4)
 
 
 def agent(execution: str, calls: int, tokens: int) -> Iterator[CallRecord]:

@@ -14,7 +14,7 @@ from gyre.trajectory.cuts import pack
 from gyre.trajectory.ledger import Ledger, Reason, account, all_excluded, untrainable
 from gyre.trajectory.roles import Roles
 from gyre.trajectory.sampling import Draw, draw, generator, trainable
-from gyre.trajectory.tree import TrajectoryTree
+from gyre.trajectory.tree import Float32s, Int32s, TrajectoryTree
 
 # A score relative to fewer tells nothing.
 MIN_SCORED = 2
@@ -105,22 +105,27 @@ def sample(
 
 
 def _trajectory(tree: TrajectoryTree, drawn: Draw, advantage: float, execution_tokens: int) -> Trajectory:
-    leaf = tree.nodes[drawn.leaf]
-    tokens = tree.path_tokens(leaf)
-    mask = trainable(tree.path(leaf), drawn)
-    pure = np.array_equal(tokens.versions, tokens.kv_versions)
+    path = tree.path(tree.nodes[drawn.leaf])
+    mask = trainable(path, drawn)
+    pure = all(node.tokens.kv_versions is node.tokens.versions for node in path)
     return Trajectory(
         execution=tree.execution,
         leaf=drawn.leaf,
         role=drawn.role,
-        token_ids=tokens.token_ids.astype("<i4", copy=False).tobytes(),
+        token_ids=_bytes(node.tokens.token_ids for node in path),
         trainable=mask.view(np.uint8).tobytes(),
-        old_logprobs=tokens.logprobs.astype("<f4", copy=False).tobytes(),
-        versions=tokens.versions.astype("<i4", copy=False).tobytes(),
-        kv_versions=b"" if pure else tokens.kv_versions.astype("<i4", copy=False).tobytes(),
+        old_logprobs=_bytes(node.tokens.logprobs for node in path),
+        versions=_bytes(node.tokens.versions for node in path),
+        kv_versions=b"" if pure else _bytes(node.tokens.kv_versions for node in path),
         advantage=advantage,
         weight=int(mask.sum()) / execution_tokens,
     )
+
+
+def _bytes(arrays: Iterable[Int32s | Float32s]) -> bytes:
+    """One after the other, little-endian. Of a long path each array is large: one at a time is joined."""
+    joined = np.concatenate(list(arrays))
+    return joined.astype(joined.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def _micro_steps(

@@ -27,7 +27,7 @@ class TreeError(ValueError):
 
 class Tokens(NamedTuple):
     """A run of tokens, one entry each: `sampled` by the policy or context; `logprobs` are 0, `versions` and
-    `kv_versions` -1 where not sampled."""
+    `kv_versions` -1 where not sampled. Of one call the last two are one array where they are the same."""
 
     token_ids: Int32s
     sampled: Bools
@@ -135,12 +135,13 @@ class TrajectoryTree:
         if not np.isfinite(logprobs).all():
             raise TreeError(self.execution, record.call, "a log-probability is not finite")
         context = len(record.new_input_ids)
+        versions = _after(context, record.versions)
         return Tokens(
             token_ids=np.array(record.new_input_ids + record.output_ids, np.int32),
             sampled=np.repeat([False, True], [context, sampled]),
             logprobs=np.concatenate([np.zeros(context, np.float32), logprobs]),
-            versions=_after(context, record.versions),
-            kv_versions=_after(context, kv_versions),
+            versions=versions,
+            kv_versions=versions if kv_versions == record.versions else _after(context, kv_versions),
         )
 
     def _check_same(self, node: Node, parent: int | None, tokens: Tokens, record: CallRecord) -> None:
