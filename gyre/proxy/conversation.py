@@ -44,12 +44,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(self.content)
 
     def to_openai(self) -> dict[str, Any]:
-        """As OpenAI's chat API writes it, arguments as JSON text; so it stands in records too."""
-        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        """As OpenAI's chat API writes it, arguments as JSON text; so it stands in records too, where blocks
+        stay apart: a sub-agent is known by one that is its whole prompt."""
+        content: Any = self.text
+        if len(self.content) > 1:
+            content = [{"type": "text", "text": block} for block in self.content]
+        message: dict[str, Any] = {"role": self.role, "content": content}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:
-            message["content"] = self.text or None
+            message["content"] = content or None
             message["tool_calls"] = [
                 {
                     "id": call.id,

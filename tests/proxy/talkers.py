@@ -30,10 +30,15 @@ class Heard:
 
 
 class Talker(Protocol):
-    async def say(self, text: str, stream: bool) -> Heard: ...
+    async def say(self, text: str | tuple[str, ...], stream: bool) -> Heard:
+        """Several texts are blocks of one message."""
 
     async def results(self, results: dict[str, str], stream: bool) -> Heard:
         """Of tool calls, by their ids."""
+
+
+def _parts(kind: str, text: str | tuple[str, ...]) -> list[dict[str, str]]:
+    return [{"type": kind, "text": part} for part in ((text,) if isinstance(text, str) else text)]
 
 
 @dataclass
@@ -41,8 +46,10 @@ class ChatTalker:
     client: openai.AsyncOpenAI
     messages: list[Any] = field(default_factory=lambda: [{"role": "system", "content": SYSTEM}])
 
-    async def say(self, text: str, stream: bool) -> Heard:
-        self.messages.append({"role": "user", "content": text})
+    async def say(self, text: str | tuple[str, ...], stream: bool) -> Heard:
+        self.messages.append(
+            {"role": "user", "content": text if isinstance(text, str) else _parts("text", text)}
+        )
         return await self._ask(stream)
 
     async def results(self, results: dict[str, str], stream: bool) -> Heard:
@@ -78,8 +85,8 @@ class MessagesTalker:
     client: anthropic.AsyncAnthropic
     messages: list[Any] = field(default_factory=list)
 
-    async def say(self, text: str, stream: bool) -> Heard:
-        self.messages.append({"role": "user", "content": [{"type": "text", "text": text}]})
+    async def say(self, text: str | tuple[str, ...], stream: bool) -> Heard:
+        self.messages.append({"role": "user", "content": _parts("text", text)})
         return await self._ask(stream)
 
     async def results(self, results: dict[str, str], stream: bool) -> Heard:
@@ -122,8 +129,8 @@ class ResponsesTalker:
     client: openai.AsyncOpenAI
     input: list[Any] = field(default_factory=list)
 
-    async def say(self, text: str, stream: bool) -> Heard:
-        self.input.append({"role": "user", "content": [{"type": "input_text", "text": text}]})
+    async def say(self, text: str | tuple[str, ...], stream: bool) -> Heard:
+        self.input.append({"role": "user", "content": _parts("input_text", text)})
         return await self._ask(stream)
 
     async def results(self, results: dict[str, str], stream: bool) -> Heard:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.proxy.bodies import BODIES, encoded
 from tests.proxy.house import House, house
 
-MUTATIONS = int(os.environ.get("GYRE_TEST_BODIES", "240"))
+MUTATIONS = int(os.environ.get("GYRE_TEST_BODIES", "160"))
 # So many a batch share an execution, whose calls are kept as long as it is open.
 BATCH = 16
 EXECUTION = "g000001.00"

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from gyre.trajectory.records import CallRecord
+from gyre.trajectory.roles import classify
+from gyre.trajectory.tree import TrajectoryTree
 from tests.proxy.house import House, house
 from tests.proxy.talkers import Heard, Talker, talking
 
@@ -91,6 +93,26 @@ async def test_all_apis_make_the_same_records(chatml_folder: Path, tmp_path: Pat
                 assert record.new_input_ids == other.new_input_ids
                 assert record.messages == other.messages
                 assert record.output_message == other.output_message
+
+
+SPAWN = '<tool_call>{"name": "put", "arguments": {"folder": "File what is in the box."}}</tool_call>'
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_sub_agent_is_known_by_its_prompt_behind_other_text(
+    chatml_folder: Path, tmp_path: Path, api: str
+) -> None:
+    async with house(chatml_folder, tmp_path, window_tokens=4096, max_new_tokens=64) as one:
+        one.script.answer = lambda prompt: ("Filed." if "the box" in prompt else SPAWN) + "<|im_end|>"
+        access = one.access["g000001.00"]
+        async with talking(api, access) as main, talking(api, access) as sub_agent:
+            spawned = await main.say("next: box", stream=False)
+            found = await sub_agent.say(("Today is Monday.", "File what is in the box."), stream=False)
+            await main.results({spawned.calls[0][0]: found.text}, stream=False)
+        tree = TrajectoryTree("g000001.00")
+        for record in one.kept.records:
+            tree.add(record)
+        assert classify(tree).of_node == ("main", "sub_agent", "main")
 
 
 @pytest.mark.parametrize("api", APIS)
