@@ -18,14 +18,16 @@ from gyre.trajectory.tree import TreeError
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one group or, added up, of many. `roles` counts trajectories by that of their leaf, `tree_tokens`
-    are what the micro-steps have to compute, a prefix that is shared counted once."""
+    """Of one group or, added up, of many. `roles` counts trajectories by that of their leaf. `row_tokens` are
+    those of all trajectories, trained or not; in `tree_tokens` a prefix that is shared in a micro-step counts
+    once."""
 
     trajectories: int = 0
     roles: dict[str, int] = {}
     trained_tokens: int = 0
     excluded_tokens: dict[str, int] = {}
     micro_steps: int = 0
+    row_tokens: int = 0
     tree_tokens: int = 0
 
     def __add__(self, other: Plan) -> Plan:
@@ -35,6 +37,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             trained_tokens=self.trained_tokens + other.trained_tokens,
             excluded_tokens=_added(self.excluded_tokens, other.excluded_tokens),
             micro_steps=self.micro_steps + other.micro_steps,
+            row_tokens=self.row_tokens + other.row_tokens,
             tree_tokens=self.tree_tokens + other.tree_tokens,
         )
 
@@ -102,6 +105,7 @@ def _planned(found: Group, outcome: GroupOutcome, way: Way) -> tuple[Plan, dict[
         trained_tokens=planned.ledger.trained_tokens,
         excluded_tokens=found.excluded_tokens(planned.ledger),
         micro_steps=len(planned.micro_steps),
+        row_tokens=sum(micro_step.length_tokens for micro_step in planned.micro_steps),
         tree_tokens=sum(micro_step.tree_tokens for micro_step in planned.micro_steps),
     )
     return plan, planned.advantages

@@ -30,7 +30,15 @@ _COLUMNS = {
     "end": 16,
     "roles": 0,
 }
-_RESAMPLED = {"group": 9, "step": 5, "trajectories": 16, "trained": 18, "micro-steps": 13, "to compute": 18}
+_RESAMPLED = {
+    "group": 9,
+    "step": 5,
+    "trajectories": 14,
+    "trained": 17,
+    "micro-steps": 12,
+    "row tokens": 19,
+    "tree tokens": 0,
+}
 
 
 def execution_head() -> str:
@@ -192,6 +200,7 @@ def _compared(group: str, step: str, was: Plan, would_be: Plan) -> str:
         (was.trajectories, would_be.trajectories),
         (was.trained_tokens, would_be.trained_tokens),
         (was.micro_steps, would_be.micro_steps),
+        (was.row_tokens, would_be.row_tokens),
         (was.tree_tokens, would_be.tree_tokens),
     ]
     return _row(_RESAMPLED, group, step, *(f"{a} -> {b}" if a != b else str(a) for a, b in pairs))

@@ -1,17 +1,25 @@
 from __future__ import annotations
 
+import os
+import socket
 import sqlite3
+import subprocess
+import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
+from gyre.actors.looking import CONTACT, Contact
+from gyre.actors.looking.contact import VERSION, write_contact
 from gyre.recorded import RecordedRun, SpanLine, TrajectoryLine, lines
 from gyre.recorded.rows import By, Line
 from gyre.trajectory import SamplingConfig
 from gyre.trajectory.reader import DamagedRow
-from gyre.trajectory.rows import EndedExecution, Entry
+from gyre.trajectory.rows import EndedExecution, Entry, statements
 from tests.recorded.folders import execution_of, group_of, groups, planned_as_the_job_does, tidy, write_run
 from tests.trajectory.trees import spec
 
@@ -123,3 +131,56 @@ def test_one_execution_is_read_without_the_others(tmp_path: Path) -> None:
         assert run.recorded(row).trained_tokens == 6
         found = list(run.each())
     assert [isinstance(one, DamagedRow) for one in found] == [False, True]
+
+
+def test_the_state_of_a_run_is_that_of_its_process(tmp_path: Path) -> None:
+    write_run(tmp_path, group_of("g000000", [1.0, 0.0], [[], []]))
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    states = []
+    for pid in (os.getpid(), int(dead.stdout)):
+        contact = Contact(
+            version=VERSION,
+            name="root",
+            host=socket.gethostname(),
+            pid=pid,
+            node_id="",
+            endpoint="",
+            token=b"",
+        )
+        write_contact(tmp_path / CONTACT, contact)
+        with RecordedRun(tmp_path) as run:
+            states.append(run.state)
+    (tmp_path / CONTACT).unlink()
+    (tmp_path / "summary.json").write_text("{}")
+    with RecordedRun(tmp_path) as run:
+        states.append(run.state)
+    assert states == ["running", "killed", "finished"]
+
+
+def test_a_run_is_read_while_its_job_writes(tmp_path: Path) -> None:
+    calls = tidy("g000000.00")
+    write_run(tmp_path, [])
+    with closing(sqlite3.connect(tmp_path / "journal.db", isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode = WAL")
+        with RecordedRun(tmp_path) as run:
+            seen = []
+            for entry in (spec("g000000.00"), *calls):
+                writer.execute("BEGIN IMMEDIATE")
+                for sql, parameters in statements(entry):
+                    writer.execute(sql, parameters)
+                seen.append([len(one.tree.nodes) for one in run.each() if not isinstance(one, DamagedRow)])
+                writer.execute("COMMIT")
+    assert seen == [[], [0], [1], [2], [3]]
+
+
+def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path, group_of("g000000", [1.0, 0.0], [tidy("g000000.00"), []]))
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with RecordedRun(tmp_path) as run:
+        assert len(list(run.each())) == 2
+        assert sorted(tmp_path.iterdir()) == before
