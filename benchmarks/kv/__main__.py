@@ -16,6 +16,7 @@ from benchmarks.actors.raw import Memcpy, raw_sender
 from benchmarks.command import chosen, parser, tell
 from benchmarks.kv.engines import SESSIONS, Bench, tokens_of
 from benchmarks.kv.publish import CALLS, measure_publish
+from benchmarks.kv.rest import measure_rest
 from benchmarks.process import Companion, companion, quiet
 from benchmarks.report import Report
 from benchmarks.timing import Segment, rates
@@ -159,11 +160,14 @@ async def measure_all(
     rounds = 1 if quick else 5
     one = partial(measure, report, console, device=device, sessions=sessions, rounds=rounds)
     for backend in backends:
-        if backend != "publish":
+        if backend not in ("publish", "rest"):
             await one(backend=backend)
             continue
-        console.print("publish ...")
+        console.print(f"{backend} ...")
         with tempfile.TemporaryDirectory(prefix="gyre-bench-", dir="/dev/shm") as folder:
+            if backend == "rest":
+                await measure_rest(report, Path(folder), device, sessions, rounds)
+                continue
             calls = 2 if quick else CALLS[device]
             await measure_publish(report, Path(folder), device, min(rounds, 3), calls)
 
@@ -171,9 +175,13 @@ async def measure_all(
 def main() -> None:
     line = parser("kv", "Sessions moved between two processes, beside raw copies and computing them again.")
     line.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    line.add_argument("--only", help="of shm, tcp, publish; on GPUs of cuda_ipc, host, publish")
+    line.add_argument("--only", help="of shm, tcp, publish, rest; on GPUs of cuda_ipc, host, publish, rest")
     options = line.parse_args()
-    usual = ["shm", "tcp", "publish"] if options.device == "cpu" else ["cuda_ipc", "host", "publish"]
+    usual = (
+        ["shm", "tcp", "publish", "rest"]
+        if options.device == "cpu"
+        else ["cuda_ipc", "host", "publish", "rest"]
+    )
     backends = chosen(line, options.only, usual, usual)
     quiet()
     torch.set_num_threads(1)

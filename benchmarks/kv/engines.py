@@ -56,6 +56,7 @@ class Bench:
         kv_tokens: int,
         on_publish: OnPublish = "recompute",
         max_batch: int = 4,
+        kv_rest_bytes: int = 0,
     ) -> None:
         layers, hidden, heads, kv_heads, mlp = SHAPES[device.type]
         config = Qwen3Config(
@@ -85,6 +86,7 @@ class Bench:
             eos_token_ids=(),
             kv_home=KvHome(self.backend, SharedMemory(folder), f"kv-{name}", slot_bytes),
             on_publish=on_publish,
+            kv_rest_bytes=kv_rest_bytes,
         )
         self.weights = _Own(self._model)
 
