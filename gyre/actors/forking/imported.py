@@ -15,7 +15,9 @@ from gyre.actors.forking.surroundings import surroundings
 # Of an environment, what nothing reads while it is imported: these may be another process' own.
 READ_LATER = frozenset(
     [
+        "COLUMNS",
         "CUDA_VISIBLE_DEVICES",
+        "LINES",
         "LOCAL_RANK",
         "LOCAL_WORLD_SIZE",
         "MASTER_ADDR",
