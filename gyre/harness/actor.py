@@ -157,7 +157,9 @@ class HarnessActor(Actor):
             "process": ProcessSandbox(),
             "bubblewrap": Bubblewrap(config.run_dir / "sandbox"),
         }
-        used = {config.evaluator.sandbox}
+        # A judge runs nothing.
+        alone = all(scorer.judge is not None for _, scorer in scorers(config.evaluator))
+        used = set() if alone else {config.evaluator.sandbox}
         if config.harness.actor is None:
             used.add(config.harness.sandbox)
         for name in used:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gyre.harness.config import scorers
 from gyre.job.broken import Broken, broken
 from gyre.job.decode import Fault, shown
 from gyre.job.engines import engine_faults
@@ -143,7 +144,9 @@ def warnings(job: Job) -> tuple[Fault, ...]:
                 "the others wait for a place",
             )
         )
-    tables = ("evaluator",) if job.harness.actor is not None else ("harness", "evaluator")
+    tables = ["harness"] if job.harness.actor is None else []
+    if any(scorer.judge is None for _, scorer in scorers(job.evaluator)):
+        tables.append("evaluator")
     sandboxed = [table for table in tables if _at(job, f"{table}.sandbox") == "bubblewrap"]
     if sandboxed and shutil.which("bwrap") is None:
         key = f"{sandboxed[0]}.sandbox"

@@ -284,6 +284,9 @@ def _bubblewrap_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_absent_sandbox_is_warned_of(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert [w.key for w in warnings(load_job(job_file))] == ["harness.sandbox"]
+    (job_file.parent / "rubric.md").write_text("It is good.")
+    judge = "evaluator.judge={base_url='http://127.0.0.1:1/v1', model='judge', rubric='rubric.md'}"
+    assert warnings(load_job(job_file, ["harness.sandbox=process", "evaluator.command=", judge])) == ()
     overrides = ["harness.sandbox=process", "evaluator.sandbox=process"]
     assert warnings(load_job(job_file, overrides)) == ()
 
