@@ -301,6 +301,21 @@ async def test_nothing_of_the_harness_runs_when_it_is_evaluated(
     assert result.score == 1.0
 
 
+@needs_bwrap
+async def test_hidden_tests_are_seen_by_no_harness(start_job: StartJob, tmp_path: Path) -> None:
+    hidden = "from pathlib import Path\ndef test_it(): assert not Path('/workspace/found').read_text()\n"
+    for name in ("tasks/a", "tasks/b", "held-out/c"):
+        (tmp_path / name / "tests").mkdir()
+        (tmp_path / name / "tests" / "test_hidden.py").write_text(hidden)
+    places = f"{tmp_path} /task /tests /home /workspace/.."
+    look = sh(f"find {places} -maxdepth 3 -name 'test_hidden*' > found 2>/dev/null")
+    evaluator = {"pytest": PytestConfig(), "command": (), "sandbox": "bubblewrap"}
+    async with start_job(*look, evaluator=evaluator, sandbox="bubblewrap", group_size=1) as job:
+        await job.dispatch()
+        (result,) = await job.results(1)
+    assert (result.reason, result.score) == ("harness_error", 1.0)
+
+
 async def test_workspaces_go_and_logs_stay(start_job: StartJob) -> None:
     async with start_job(*sh("echo said")) as job:
         await job.dispatch()
