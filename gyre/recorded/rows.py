@@ -146,7 +146,7 @@ def execution_line(run: RecordedRun, found: Recorded) -> ExecutionLine:
         turns=counts.turns,
         sampled_tokens=counts.sampled_tokens,
         trained_tokens=found.trained_tokens,
-        excluded_tokens=found.ledger.excluded_tokens if found.ledger else {},
+        excluded_tokens=found.excluded_tokens,
         roles=counts.roles,
         compactions=counts.compactions,
         sub_agents=counts.sub_agents,

@@ -40,7 +40,8 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """One execution. `draws` are the trajectories that are trained, in order. `ledger` is None while its
-    group is not complete, or where the job's sampling is not known; `advantage` where it has none."""
+    group is not complete, or where the job's sampling is not known; `advantage` where it has none.
+    `earlier_tokens` were sampled by attempts before the last, which are not in the tree."""
 
     row: ExecutionRow
     tree: TrajectoryTree
@@ -50,10 +51,17 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     advantage: float | None
     draws: tuple[Trajectory, ...]
     ledger: Ledger | None
+    earlier_tokens: int
 
     @property
     def trained_tokens(self) -> int | None:
         return None if self.ledger is None else self.ledger.trained_tokens
+
+    @property
+    def excluded_tokens(self) -> dict[str, int]:
+        """By reason, as far as it is decided; those of earlier attempts too."""
+        found = self.ledger.excluded_tokens if self.ledger else {}
+        return found | ({"earlier_attempt": self.earlier_tokens} if self.earlier_tokens else {})
 
     def fates(self) -> dict[str, Fate]:
         """By call, of those that sampled anything."""
@@ -129,6 +137,7 @@ class RecordedRun:
             advantage=outcome.advantages.get(execution) if outcome else None,
             draws=tuple(draws),
             ledger=ledger,
+            earlier_tokens=sum(len(call.output_ids) for call in self.reader.earlier_calls(execution)),
         )
 
     def _where_tokens_went(

@@ -121,10 +121,8 @@ def _versions(node: Node) -> str:
 
 
 def _where(found: Recorded) -> str:
-    if found.ledger is None:
-        return "undecided"
-    trained = f"{found.ledger.trained_tokens} trained"
-    return ", ".join([trained, *(f"{n} {reason}" for reason, n in found.ledger.excluded_tokens.items())])
+    trained = "undecided" if found.ledger is None else f"{found.ledger.trained_tokens} trained"
+    return ", ".join([trained, *(f"{n} {reason}" for reason, n in found.excluded_tokens.items())])
 
 
 def _excerpt(message: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from gyre.actors.looking import CONTACT, Contact
 from gyre.actors.looking.contact import VERSION, write_contact
-from gyre.recorded import RecordedRun, SpanLine, TrajectoryLine, lines
+from gyre.recorded import ExecutionLine, RecordedRun, SpanLine, TrajectoryLine, lines
 from gyre.recorded.rows import By, Line
 from gyre.trajectory import SamplingConfig
 from gyre.trajectory.reader import DamagedRow
@@ -184,3 +184,13 @@ def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, monkeypatch:
     with RecordedRun(tmp_path) as run:
         assert len(list(run.each())) == 2
         assert sorted(tmp_path.iterdir()) == before
+
+
+def test_tokens_of_earlier_attempts_are_counted(tmp_path: Path) -> None:
+    begun = [spec("g000000.00"), *tidy("g000000.00")[:2]]
+    rest = group_of("g000000", [1.0, 0.0], [tidy("g000000.00"), []])
+    write_run(tmp_path, [*begun, *rest])
+    (first, _) = all_lines(tmp_path, "execution")
+    assert isinstance(first, ExecutionLine)
+    assert (first.sampled_tokens, first.trained_tokens) == (7, 6)
+    assert first.excluded_tokens == {"not_drawn": 1, "earlier_attempt": 3}
