@@ -94,7 +94,7 @@ def _spawn(root: Node, earlier: Sequence[Node]) -> Node | None:
 
 def _summary(root: Node, earlier: Sequence[Node]) -> Node | None:
     """The longest summary that reappears; of equal ones the latest."""
-    candidates = [(text, node) for node in reversed(earlier) if (text := _summary_text(node))]
+    candidates = [(text, node) for node in reversed(earlier) for text in _summary_texts(node)]
     user_texts = list(_texts(root.messages, "user"))
     found = [(text, node) for text, node in candidates if any(text in user for user in user_texts)]
     if not found:
@@ -103,13 +103,18 @@ def _summary(root: Node, earlier: Sequence[Node]) -> Node | None:
     return max(found, key=lambda pair: len(pair[0]))[1] if found else None
 
 
-def _summary_text(node: Node) -> str:
-    """The answer's text where it can be a summary, else an empty one."""
+def _summary_texts(node: Node) -> Iterator[str]:
+    """The answer's text where it can be a summary, and what its tags say is the summary: Claude Code has an
+    analysis written before it, and goes on without that."""
     message = node.output_message
     if message.get("tool_calls"):
-        return ""
+        return
     text = "\n".join(_texts([message], "assistant")).strip()
-    return "" if node.has_tools and len(text) < MIN_SUMMARY_CHARS else text
+    tagged = text.partition("<summary>")[2].partition("</summary>")[0].strip()
+    shortest = MIN_SUMMARY_CHARS if node.has_tools else 1
+    for part in (text, tagged):
+        if len(part) >= shortest:
+            yield part
 
 
 def _texts(messages: Iterable[Mapping[str, Any]], role: str) -> Iterator[str]:

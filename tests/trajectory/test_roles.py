@@ -67,6 +67,14 @@ def test_a_call_whose_text_reappears_in_a_later_roots_user_message_is_a_summary(
     assert roles_of(*compaction()) == {"m1": "main", "m2": "main", "s": "main_summary", "m3": "main"}
 
 
+def test_of_claude_codes_summary_only_what_its_tags_hold_reappears() -> None:
+    written = f"<analysis>\nAll was well.\n</analysis>\n\n<summary>\n{SUMMARY}\n</summary>"
+    m1 = record("m1", messages=[user("go")], output=calls_tool("put", folder="data"))
+    s = record("s", "m1", messages=[ASK_SUMMARY], output=says(written))
+    m2 = record("m2", messages=[user(f"This session is being continued.\n\nSummary:\n{SUMMARY}\n\nGo on.")])
+    assert roles_of(m1, s, m2) == {"m1": "main", "s": "main_summary", "m2": "main"}
+
+
 def test_a_summary_may_reappear_as_an_assistant_message() -> None:
     records = compaction(messages=[user("What did we do so far?"), says(SUMMARY), user("Continue.")])
     assert roles_of(*records)["s"] == "main_summary"
