@@ -35,9 +35,8 @@ async def encode_prompt(
     match = index.match(conversation, digests)
     path = index.path_ids(match.node)
     new = conversation.messages[match.messages :]
-    characters = sum(len(block) for message in new for block in message.content)
-    if match.node is None:
-        characters += len(msgspec.json.encode(conversation.tools))
+    # A template renders the tools at each turn, though only the first shows them.
+    characters = len(msgspec.json.encode(conversation.tools)) + sum(map(_characters, new))
 
     def encode() -> list[int]:
         if match.node is None:
@@ -50,3 +49,9 @@ async def encode_prompt(
     except TemplateRefused as error:
         raise bad_request(str(error)) from error
     return Prompt(match.node, new, new_ids, (*path, *new_ids))
+
+
+def _characters(message: Message) -> int:
+    """What a template may show of it."""
+    arguments = sum(len(call.arguments_json) for call in message.tool_calls)
+    return len(message.text) + len(message.reasoning or "") + arguments
