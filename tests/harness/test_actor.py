@@ -308,7 +308,7 @@ async def test_hidden_tests_are_seen_by_no_harness(start_job: StartJob, tmp_path
         (tmp_path / name / "tests").mkdir()
         (tmp_path / name / "tests" / "test_hidden.py").write_text(hidden)
     places = f"{tmp_path} /task /tests /home /workspace/.."
-    look = sh(f"find {places} -maxdepth 3 -name 'test_hidden*' > found 2>/dev/null")
+    look = sh(f"find {places} -maxdepth 5 -name 'test_hidden*' > found 2>/dev/null")
     evaluator = {"pytest": PytestConfig(), "command": (), "sandbox": "bubblewrap"}
     async with start_job(*look, evaluator=evaluator, sandbox="bubblewrap", group_size=1) as job:
         await job.dispatch()
