@@ -62,8 +62,7 @@ class Teller:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
         report = yield
-        marked = any(item.get_closest_marker(name) for name in ("skip", "skipif", "xfail"))
-        self._say("phase", item.nodeid, report.when, report.outcome, marked)
+        self._say("phase", item.nodeid, report.when, report.outcome, _is_marked(item))
         return report
 
     def _begin(self, *words: Any) -> None:
@@ -74,6 +73,15 @@ class Teller:
     def _end(self, *words: Any) -> None:
         faulthandler.cancel_dump_traceback_later()
         self._say(*words)
+
+
+def _is_marked(item: pytest.Item) -> bool:
+    """Whether the test itself may say that it is left out, in pytest's way or unittest's."""
+    if any(item.get_closest_marker(name) for name in ("skip", "skipif", "xfail")):
+        return True
+    names = ("__unittest_skip__", "__unittest_expecting_failure__")
+    places = (getattr(item, "obj", None), getattr(item, "cls", None))
+    return any(getattr(place, name, False) for place in places for name in names)
 
 
 def _function(item: pytest.Item) -> str:

@@ -19,6 +19,8 @@ from gyre.harness.sandbox import ProcessSandbox, Sandbox
 from tests.harness.conftest import MARK
 
 TESTS = """
+import unittest
+
 import pytest
 import answer
 
@@ -31,6 +33,11 @@ def test_wrong():
 @pytest.mark.parametrize("n", [1, 2])
 def test_half(n):
     assert answer.half() == n
+
+class Elsewhere(unittest.TestCase):
+    @unittest.skip("on another system")
+    def test_there(self):
+        assert answer.wrong() == 1
 
 def test_last():
     assert answer.right() == 1
