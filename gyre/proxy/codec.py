@@ -123,7 +123,8 @@ class Codec:
         return bisect_left(ends, True, key=lambda end: CLOSE in self.decode_text(output_ids[:end]))
 
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        # Unlike `encode` it lets other threads run meanwhile, the event loop among them.
+        return self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation_prompt: bool

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -77,3 +78,23 @@ async def test_large_tools_are_rendered_off_the_loop_at_each_turn(codec: Codec) 
     prompt, moved = await encoded(codec, index, USER, DONE, USER, tool=LARGE)
     assert (prompt.parent, moved) == ("c0", True)
     assert len(prompt.new_ids) < len(json.dumps(LARGE)) / 10
+
+
+async def test_the_loop_goes_on_while_a_long_text_is_encoded(codec: Codec) -> None:
+    gaps: list[float] = []
+
+    async def watch() -> None:
+        before = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            gaps.append(now - before)
+            before = now
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    began = time.perf_counter()
+    await encoded(codec, ConversationIndex(), Message(role="user", content=(LONG,)))
+    took = time.perf_counter() - began
+    watching.cancel()
+    assert max(gaps) < took / 2
