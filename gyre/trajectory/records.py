@@ -8,7 +8,7 @@ import msgspec
 
 from gyre.actors import Ask, Tell
 
-Role = Literal["main", "main_summary", "sub_agent", "sub_agent_summary"]
+Role = Literal["main", "main_summary", "sub_agent", "sub_agent_summary", "auxiliary"]
 EndReason = Literal["completed", "harness_error", "harness_timeout", "overall_timeout", "never_started"]
 
 

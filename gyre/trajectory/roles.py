@@ -7,6 +7,9 @@ A new root (a prompt that extends no recorded path) is one of three things:
 - else the main agent, as the first root is.
 A segment is a root with all that extends it; a continuation has the kind of the segment that its summary
 belongs to.
+
+Auxiliary is what the agent's work goes on without: a title or probe asked for beside it, and an answer
+without content to a prompt that was asked again.
 """
 
 from __future__ import annotations
@@ -21,10 +24,15 @@ from gyre.trajectory.records import Role
 from gyre.trajectory.tree import Node, TrajectoryTree
 
 Kind = Literal["main", "sub_agent"]
+Said = tuple[str, str]
 
 # An answer to a request that offered tools is taken for a summary only from this length on: a short one
 # ("done") is found in later prompts by chance.
 MIN_SUMMARY_CHARS = 16
+# A shorter argument ("continue", "git status") is some user's text by chance.
+MIN_PROMPT_CHARS = 12
+# A user text from this length on may stand inside another text; a shorter one is equal to it.
+MIN_QUOTED_CHARS = 16
 
 _SUMMARY: dict[Kind, Role] = {"main": "main_summary", "sub_agent": "sub_agent_summary"}
 
@@ -55,6 +63,7 @@ def classify(tree: TrajectoryTree) -> Roles:
     kinds: list[Kind] = []
     summaries: dict[int, int] = {}
     spawns: dict[int, int] = {}
+    asides = _asides(tree)
     for node in tree.nodes:
         earlier = tree.nodes[: node.index]
         if node.parent is not None:
@@ -62,14 +71,17 @@ def classify(tree: TrajectoryTree) -> Roles:
         elif (spawn := _spawn(node, earlier)) is not None:
             kinds.append("sub_agent")
             spawns[node.index] = spawn.index
-        elif (summary := _summary(node, earlier)) is not None:
+        elif (summary := _summary(node, [its for its in earlier if its.index not in asides])) is not None:
             kinds.append(kinds[summary.index])
             summaries[node.index] = summary.index
         else:
             kinds.append("main")
-    is_summary = set(summaries.values())
-    of_node = tuple(_SUMMARY[kind] if index in is_summary else kind for index, kind in enumerate(kinds))
-    return Roles(of_node=of_node, summaries=summaries, spawns=spawns)
+    roles: list[Role] = list(kinds)
+    for index in summaries.values():
+        roles[index] = _SUMMARY[kinds[index]]
+    for index in asides - spawns.keys() - summaries.keys() | _asked_again(tree, spawns):
+        roles[index] = "auxiliary"
+    return Roles(of_node=tuple(roles), summaries=summaries, spawns=spawns)
 
 
 def count(tree: TrajectoryTree, roles: Roles, retries: int) -> ExecutionCounts:
@@ -85,7 +97,8 @@ def count(tree: TrajectoryTree, roles: Roles, retries: int) -> ExecutionCounts:
 
 
 def _spawn(root: Node, earlier: Sequence[Node]) -> Node | None:
-    texts = {text.strip() for text in _texts(root.messages, "user")} - {""}
+    stripped = (text.strip() for text in _texts(root.messages, "user"))
+    texts = {text for text in stripped if len(text) >= MIN_PROMPT_CHARS}
     for node in reversed(earlier):
         if any(argument.strip() in texts for argument in _string_arguments(node.output_message)):
             return node
@@ -109,12 +122,75 @@ def _summary_texts(node: Node) -> Iterator[str]:
     message = node.output_message
     if message.get("tool_calls"):
         return
-    text = "\n".join(_texts([message], "assistant")).strip()
+    text = _text(message)
     tagged = text.partition("<summary>")[2].partition("</summary>")[0].strip()
     shortest = MIN_SUMMARY_CHARS if node.has_tools else 1
     for part in (text, tagged):
         if len(part) >= shortest:
             yield part
+
+
+def _asides(tree: TrajectoryTree) -> set[int]:
+    """Roots without tools, history and sequel, which hold a user text that an agent begins with, and whose
+    answers no later call holds: unlike a summary's, nothing was made of them."""
+    begins = {
+        node.index: {text.strip() for text in _texts(node.messages, "user")} - {""}
+        for node in tree.roots()
+        if node.has_tools
+    }
+    found = set()
+    for root in tree.roots():
+        if root.has_tools or tree.children(root) or any(_texts(root.messages, "assistant")):
+            continue
+        asked = [text.strip() for text in _texts(root.messages, "user")]
+        if any(_holds(asked, text) for texts in begins.values() for text in texts):
+            later = tree.nodes[root.index + 1 :]
+            if not any(_is_used(answer, asked, later) for answer in _summary_texts(root)):
+                found.add(root.index)
+    return found
+
+
+def _holds(texts: Sequence[str], text: str) -> bool:
+    return text in texts or (len(text) >= MIN_QUOTED_CHARS and any(text in other for other in texts))
+
+
+def _is_used(answer: str, asked: Sequence[str], later: Sequence[Node]) -> bool:
+    """Whether later calls hold an answer, unless it repeats what was asked: others say that too."""
+    if len(answer) < MIN_SUMMARY_CHARS or any(answer in text for text in asked):
+        return False
+    return any(answer in text for node in later for _, text in _said(node.messages))
+
+
+def _asked_again(tree: TrajectoryTree, spawns: Mapping[int, int]) -> set[int]:
+    """Calls whose answers have no content, which a later call asks again, be it with a user text more."""
+    found = set()
+    for index, node in enumerate(tree.nodes):
+        if tree.children(node) or node.output_message.get("tool_calls") or _text(node.output_message):
+            continue
+        if not (asked := list(_said(node.messages))):
+            continue
+        siblings = tree.roots() if node.parent is None else tree.children(tree.nodes[node.parent])
+        for other in siblings:
+            if other.index > index and other.has_tools == node.has_tools:
+                again = list(_said(other.messages))
+                more = again[len(asked) :]
+                # Two sub-agents may be given the same to do.
+                is_twin = not more and index in spawns
+                if again[: len(asked)] == asked and not is_twin and all(role == "user" for role, _ in more):
+                    found.add(index)
+    return found
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    return "\n".join(_texts([message], "assistant")).strip()
+
+
+def _said(messages: Iterable[Mapping[str, Any]]) -> Iterator[Said]:
+    """Roles and texts of messages, block by block."""
+    for message in messages:
+        if isinstance(role := message.get("role"), str):
+            for text in _texts([message], role):
+                yield role, text
 
 
 def _texts(messages: Iterable[Mapping[str, Any]], role: str) -> Iterator[str]:

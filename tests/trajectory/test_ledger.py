@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.trajectory.book import Book
-from gyre.trajectory.config import SamplingConfig
-from gyre.trajectory.ledger import Ledger, account, untrainable
+from gyre.trajectory.config import DrawRule, SamplingConfig
+from gyre.trajectory.ledger import Ledger, account
 from gyre.trajectory.pack import PlannedGroup, ScoredExecution, plan_group
-from gyre.trajectory.roles import Roles, classify
+from gyre.trajectory.roles import classify
 from gyre.trajectory.sampling import Draw
-from tests.trajectory.trees import random_records, record, result, spec, tree_of
+from tests.trajectory.trees import random_records, record, result, spec, tree_of, user
 
 STEP = 8
 
@@ -105,13 +105,22 @@ def test_a_reason_is_true(executions: list[ScoredExecution], sampling: SamplingC
         assert all(STEP - versions[its.execution, its.call] <= limit for its in planned.ledger.trained)
 
 
-def test_a_call_of_a_role_that_is_not_trained_is_listed_as_auxiliary() -> None:
-    tree = tree_of(record("a"), record("title", out=[1, 2]))
-    roles = Roles(of_node=("main", "auxiliary"), summaries={}, spawns={})  # type: ignore[arg-type]
-    barred = untrainable(tree, roles, None)
-    ledger = account(tree, [Draw(leaf=0, role="main", trains=frozenset([0]))], barred)
-    assert ledger.excluded_tokens == {"auxiliary": 2}
-    assert ledger.trained_tokens == 1
+@pytest.mark.parametrize("rule", ["paper", "coverage", "all"])
+def test_a_title_is_listed_as_auxiliary_and_weighs_nothing(rule: DrawRule) -> None:
+    executions = []
+    for index, sampled in enumerate([(1, 2, 3, 4), ()]):
+        name = f"g000000.{index:02d}"
+        task = [user("Fix the bug in the parser.")]
+        tree = tree_of(
+            *[record("title", out=sampled, execution=name, messages=task, has_tools=False)] * bool(sampled),
+            record("a", new=[5], execution=name, messages=task),
+        )
+        its = ScoredExecution(execution=name, score=float(index), tree=tree, roles=classify(tree))
+        executions.append(its)
+    planned = plan_group("g000000", STEP, executions, SamplingConfig(draw=rule), 60)
+    assert planned.ledger.excluded_tokens == {"auxiliary": 4}
+    trained = [(t.execution, t.role, t.weight) for m in planned.micro_steps for t in m.trajectories]
+    assert sorted(trained) == [("g000000.00", "main", 1.0), ("g000000.01", "main", 1.0)]
 
 
 def test_a_call_that_two_draws_train_is_an_error() -> None:

@@ -175,6 +175,70 @@ def test_malformed_messages_prove_nothing(message: dict[str, Any]) -> None:
     assert roles == {"m1": "main", "m2": "main"}
 
 
+PROMPT = "Fix the bug in the parser of dates."
+TASK = [{"role": "system", "content": "You are an agent."}, user(PROMPT)]
+
+
+def title(asked: str = f"<session>{PROMPT}</session>", answer: str = '{"title": "Fix dates"}') -> CallRecord:
+    messages = [{"role": "system", "content": "Write a title."}, user(asked)]
+    return record("t", messages=messages, output=says(answer), has_tools=False)
+
+
+@pytest.mark.parametrize("asked", [f"<session>{PROMPT}</session>", PROMPT])
+@pytest.mark.parametrize("answer", ['{"title": "Fix dates"}', "Fix the bug in the parser", "Fix", ""])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_title_that_is_asked_for_beside_the_agent_is_auxiliary(
+    asked: str, answer: str, first: bool
+) -> None:
+    its, main = title(asked, answer), record("m1", messages=TASK, output=calls_tool("read", path="dates.py"))
+    calls = [its, main] if first else [main, its]
+    roles = roles_of(*calls, record("m2", "m1", messages=[{"role": "tool", "content": "Fix"}]))
+    assert roles == {"t": "auxiliary", "m1": "main", "m2": "main"}
+
+
+def test_a_call_beside_the_agent_whose_answer_comes_back_is_not_auxiliary() -> None:
+    plan = "First the tests of the parser, then its code."
+    m1 = record("m1", messages=TASK, output=calls_tool("plan"))
+    planned = record("m2", "m1", messages=[{"role": "tool", "content": f"The plan: {plan}"}])
+    assert roles_of(m1, title(answer=plan), planned)["t"] == "main"
+
+
+def test_an_agents_history_in_one_text_is_a_summarys_prompt_where_its_answer_comes_back() -> None:
+    m1 = record("m1", messages=TASK, output=calls_tool("read", path="dates.py"))
+    s = title(f"user: {PROMPT}\nassistant: read dates.py", SUMMARY)
+    m2 = record("m2", messages=[user("What did we do so far?"), says(SUMMARY), user("Continue.")])
+    assert roles_of(m1, s, m2) == {"m1": "main", "t": "main_summary", "m2": "main"}
+
+
+def test_an_agent_without_tools_is_main() -> None:
+    assert roles_of(title(), record("m1", messages=TASK, has_tools=False)) == {"t": "main", "m1": "main"}
+
+
+@pytest.mark.parametrize("more", [[], [user("Your answer had no visible output.")]])
+@pytest.mark.parametrize("parent", [None, "m0"])
+def test_an_empty_answer_to_a_prompt_that_is_asked_again_is_auxiliary(
+    more: list[dict[str, Any]], parent: str | None
+) -> None:
+    roles = roles_of(
+        record("m0", messages=[user("go")], output=calls_tool("read", path="dates.py")),
+        record("empty", parent, messages=TASK, output=says(" ")),
+        record("m1", parent, messages=[*TASK, *more], output=says("")),
+    )
+    assert roles == {"m0": "main", "empty": "auxiliary", "m1": "main"}
+
+
+def test_an_empty_answer_that_is_gone_on_from_is_main() -> None:
+    empty = record("empty", messages=TASK, output=says(""))
+    roles = roles_of(empty, record("m1", messages=TASK), record("m2", "empty", messages=[user("Go on.")]))
+    assert set(roles.values()) == {"main"}
+
+
+@pytest.mark.parametrize("command", ["continue", "git status"])
+def test_a_short_argument_is_no_spawn_prompt(command: str) -> None:
+    m1 = record("m1", messages=[user("tidy the inbox")], output=calls_tool("bash", command=command))
+    assert roles_of(m1, record("m2", messages=[user(command)]))["m2"] == "main"
+
+
 def test_counts_are_of_compactions_sub_agents_and_retries() -> None:
     records = [
         *compaction(),

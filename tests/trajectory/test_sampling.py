@@ -63,15 +63,15 @@ def test_later_draws_are_proportional_to_what_is_still_unmasked() -> None:
 
 def test_classes_are_drawn_from_in_order_and_in_proportion_inside_each() -> None:
     """Two leaves of the main agent (3 and 1 tokens), its summary (2), two of a sub-agent (1 and 2)."""
-    spawn = calls_tool("spawn", prompt="do it")
+    spawn = calls_tool("spawn", prompt="do the whole of it")
     tree = tree_of(
         record("m1", out=[1] * 3, messages=[user("go")], output=spawn),
         record(
             "s", out=[1] * 2, messages=[user("sum up")], output=says("half of it is done"), has_tools=False
         ),
         record("m2", out=[1], messages=[user("So far: half of it is done")]),
-        record("a1", out=[1], messages=[user("do it")]),
-        record("a2", out=[1] * 2, messages=[user("do it")]),
+        record("a1", out=[1], messages=[user("do the whole of it")]),
+        record("a2", out=[1] * 2, messages=[user("do the whole of it")]),
     )
     roles = classify(tree)
     assert roles.of_node == ("main", "main_summary", "main", "sub_agent", "sub_agent")
@@ -104,8 +104,10 @@ def test_coverage_takes_what_adds_most_then_what_is_cheaper_then_what_is_earlier
 @pytest.mark.parametrize(("tokens", "order"), [(24, [0, 1]), (25, [1, 0])])
 def test_coverage_skips_a_class_below_a_quarter_of_the_best(tokens: int, order: list[int]) -> None:
     """The main agent's leaf adds 6 tokens: a quarter of 24, less than that of 25."""
-    main = record("m", out=[1] * 6, messages=[user("go")], output=calls_tool("spawn", prompt="do it"))
-    tree = tree_of(main, record("s", out=[1] * tokens, messages=[user("do it")]))
+    main = record(
+        "m", out=[1] * 6, messages=[user("go")], output=calls_tool("spawn", prompt="do the whole of it")
+    )
+    tree = tree_of(main, record("s", out=[1] * tokens, messages=[user("do the whole of it")]))
     assert [drawn.leaf for drawn in by_coverage(tree)] == order
 
 

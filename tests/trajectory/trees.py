@@ -102,9 +102,14 @@ def random_records(draw: st.DrawFn, execution: str = "g000000.00", max_calls: in
         if parent is None and records:
             origin = draw(st.sampled_from(records))
             content = origin.output_message["content"]
-            messages = [user(f"do work {origin.call}" if content is None else f"So far: {content}. Go on.")]
+            messages = [
+                user(f"do the work of {origin.call}" if content is None else f"So far: {content}. Go on.")
+            ]
         answers = st.sampled_from(
-            [says(f"a summary of some length {index}."), calls_tool("spawn", prompt=f"do work c{index:02d}")]
+            [
+                says(f"a summary of some length {index}."),
+                calls_tool("spawn", prompt=f"do the work of c{index:02d}"),
+            ]
         )
         records.append(
             record(
