@@ -26,7 +26,7 @@ from gyre.proxy.conversation import (
     Message,
     ToolCall,
     bad_request,
-    is_billing,
+    without_billing,
 )
 from gyre.proxy.messages_output import error_fields, message, message_events
 
@@ -139,8 +139,7 @@ def _messages(body: _Body) -> tuple[Message, ...]:
 
 
 def _system(place: str, content: _Content) -> Message:
-    blocks = _texts(_placed(place, content))
-    return Message(role="system", content=tuple(block for block in blocks if not is_billing(block)))
+    return Message(role="system", content=without_billing(_texts(_placed(place, content))))
 
 
 def _user(place: str, content: _Content) -> Iterator[Message]:

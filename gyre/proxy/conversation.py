@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
 MessageRole = Literal["system", "user", "assistant", "tool"]
 AnswerReason = Literal["stop", "length", "tool_calls"]
+
+_BILLING = "x-anthropic-billing-header:"
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,9 +155,11 @@ def unavailable(message: str) -> CallError:
     return CallError(503, message, code="unavailable", retry_after_s=1)
 
 
-def is_billing(block: str) -> bool:
-    """A line of Claude Code's system prompt that is for its vendor's books: it changes from call to call."""
-    return block.startswith("x-anthropic-billing-header:")
+def without_billing(blocks: Iterable[str]) -> tuple[str, ...]:
+    """A system prompt without the line that Claude Code puts before it for its vendor's books: it changes
+    from call to call. It is a block of its own, or the first line of one where a gateway joined them."""
+    kept = (block.partition("\n")[2] if block.startswith(_BILLING) else block for block in blocks)
+    return tuple(block for block in kept if block)
 
 
 def plain_numbers(value: Any) -> Any:

@@ -18,9 +18,9 @@ from gyre.proxy.conversation import (
     Conversation,
     Message,
     ToolCall,
-    is_billing,
     plain_numbers,
     wire_id,
+    without_billing,
 )
 
 _DIGEST_BYTES = 16
@@ -128,7 +128,7 @@ class ConversationIndex:
             # Harnesses trim answers.
             content = tuple(text for block in content if (text := block.strip()))
         elif message.role == "system":
-            content = tuple(block for block in content if not is_billing(block))
+            content = without_billing(content)
         calls = [self._sampled_calls.get(call.id, call) for call in message.tool_calls]
         return [
             message.role,

@@ -78,6 +78,9 @@ def test_system_prompts_come_as_text_or_blocks_and_in_mid_conversation() -> None
 def test_the_billing_line_is_not_for_the_policy() -> None:
     request = api.parse(encoded(CLAUDE_CODE), {})
     assert request.conversation.messages[0].content == ("You are an agent.", "The folder is /w.")
+    joined = "x-anthropic-billing-header: a33\nYou are an agent.\nThe folder is /w."
+    for system in (joined, [{"type": "text", "text": joined}]):
+        assert messages(USER, system=system)[0].content == ("You are an agent.\nThe folder is /w.",)
 
 
 def test_a_turn_with_results_and_text_is_several_messages() -> None:

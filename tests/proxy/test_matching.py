@@ -115,12 +115,24 @@ def test_a_reformatted_answer_is_recognised(changes: dict[str, Any]) -> None:
             {"role": "system", "content": [{"text": "x-anthropic-billing-header: a33"}, {"text": "hi"}]},
             {"role": "system", "content": [{"text": "x-anthropic-billing-header: b7d"}, {"text": "hi"}]},
         ),
+        (
+            {"role": "system", "content": "x-anthropic-billing-header: a33\nhi"},
+            {"role": "system", "content": "x-anthropic-billing-header: b7d\nhi"},
+        ),
     ],
 )
 def test_a_reformatted_prompt_is_recognised(before: dict[str, Any], after: dict[str, Any]) -> None:
     tree = Tree()
     tree.record("c0", conversation(before), Message(role="assistant", content=("ok",)))
     assert tree.match(conversation(after, {"role": "assistant", "content": "ok\n"}, USER)) == Match("c0", 2)
+
+
+def test_what_follows_the_billing_line_tells_prompts_apart() -> None:
+    def root(text: str) -> bytes:
+        system = {"role": "system", "content": f"x-anthropic-billing-header: a33\n{text}"}
+        return ConversationIndex().digests(conversation(system, USER))[-1]
+
+    assert root("You are A") != root("You are B")
 
 
 @pytest.mark.parametrize(
