@@ -23,12 +23,14 @@ def functions_in(file: str, source: bytes) -> Iterator[str]:
 class Outcomes:
     """Each test function weighs the same, and of one that has several cases each case the same. `expected`
     are those that the files define: one that is not seen to pass did not pass. Those that their own marks
-    skip do not count. `canaries` are the names of the first and the last test of each process, which must
-    fail: where one does not, `is_forged`, and nothing that was said is believed."""
+    skip do not count. `first` and `last` are the names of tests of each process that must fail, as must those
+    that are `sown` among others: where one does not, `is_forged`, and nothing that was said is believed."""
 
-    def __init__(self, expected: Iterable[str], canaries: tuple[str, str]) -> None:
+    def __init__(self, expected: Iterable[str], first: str, last: str, sown: Iterable[str] = ()) -> None:
         self._expected = frozenset(expected)
-        self._first, self._last = canaries
+        self._first = first
+        self._last = last
+        self._canaries = frozenset([first, last, *sown])
         self._function_of: dict[str, str] = {}
         self._phases: dict[str, list[tuple[str, str, bool]]] = defaultdict(list)
         self._tested: set[str] = set()
@@ -96,11 +98,14 @@ class Outcomes:
                 self._function_of.setdefault(test, function)
                 # The first of all must have failed by now.
                 self.is_forged |= self._first not in self._failed_canaries
-            case "phase", (str(test), "call", str(outcome), bool()) if canary := self._canary(test):
-                self.is_forged |= outcome != "failed"
-                self._failed_canaries.add(canary)
-            case "phase", (str(test), str(when), str(outcome), bool(marked)) if not self._canary(test):
-                self._phases[test].append((when, outcome, marked))
+            case "phase", (str(test), str(when), str(outcome), bool(marked)):
+                if (canary := self._canary(test)) is None:
+                    self._phases[test].append((when, outcome, marked))
+                elif outcome == "failed" or (when, outcome, marked) == ("setup", "skipped", False):
+                    # A fixture of all tests may have ended it: then these do not pass either.
+                    self._failed_canaries.add(canary)
+                else:
+                    self.is_forged |= when == "call" or outcome != "passed"
             case "tested", (str(test),):
                 if (canary := self._canary(test)) is None:
                     self._tested.add(test)
@@ -109,7 +114,7 @@ class Outcomes:
 
     def _canary(self, test: str) -> str | None:
         name = test.rpartition("::")[2]
-        return name if name in (self._first, self._last) else None
+        return name if name in self._canaries else None
 
 
 def _without(cases: dict[str, list[float]], skipped: set[str]) -> Iterator[list[float]]:

@@ -7,8 +7,11 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from random import SystemRandom
 
+from gyre.harness.canaries import sow
 from gyre.harness.commands import fill
 from gyre.harness.config import PytestConfig
 from gyre.harness.left import Evaluation
@@ -42,9 +45,9 @@ class PytestScorer:
     async def score(self, evaluation: Evaluation) -> float:
         hidden = Mount(host=evaluation.folder / "tests", inside="/tests")
         orders = Mount(host=evaluation.folder / "orders", inside="/orders", writable=True)
-        canaries = (_name(), _name())
-        expected = await asyncio.to_thread(self._prepare, evaluation, hidden, orders)
-        outcomes = Outcomes(expected, canaries)
+        first, last = canaries = (_name(), _name())
+        expected, sown = await asyncio.to_thread(self._prepare, evaluation, hidden, orders)
+        outcomes = Outcomes(expected, first, last, sown)
         until = time.monotonic() + self._timeout_s
         known = -1
         while not outcomes.is_over and known < len(outcomes.begun) + len(outcomes.lost):
@@ -55,13 +58,21 @@ class PytestScorer:
             await self._run(evaluation, hidden, orders, outcomes, canaries, left_s)
         return outcomes.score()
 
-    def _prepare(self, evaluation: Evaluation, hidden: Mount, orders: Mount) -> list[str]:
-        """The tests that there are. Theirs is a copy too: without walls they could be written to."""
+    def _prepare(
+        self, evaluation: Evaluation, hidden: Mount, orders: Mount
+    ) -> tuple[list[str], tuple[str, ...]]:
+        """The tests that there are, and those that must fail. Theirs is a copy too: without walls they could
+        be written to."""
         source = evaluation.left.task / self._config.tests
         expected = hidden_functions(source)
         copy_tree(source, hidden.host, MAX_TESTS_BYTES)
         orders.host.mkdir()
-        return expected
+        changed, sown = sow(dict(_sources(source)), SystemRandom())
+        for name, text in changed.items():
+            path = hidden.host / name
+            path.unlink(missing_ok=True)  # it may be read-only, or a link to another
+            path.write_bytes(text)
+        return expected, sown
 
     async def _run(
         self,
@@ -104,16 +115,28 @@ def hidden_functions(tests: Path) -> list[str]:
     if not os.path.isdir(tests):
         raise TasksError(str(tests), "there is no such folder of hidden tests", fix)
     found: list[str] = []
+    for name, source in _sources(tests):
+        try:
+            found += functions_in(name, source)
+        except (SyntaxError, ValueError) as error:
+            raise _unreadable(tests / name, error) from error
+    if not found:
+        raise TasksError(str(tests), "has no test in it", f"{fix}; files test_*.py with functions test_*")
+    return found
+
+
+def _sources(tests: Path) -> Iterator[tuple[str, bytes]]:
     for path in sorted(tests.rglob("*.py")):
         name = path.relative_to(tests).as_posix()
         if is_test_file(PurePosixPath(name)):
             try:
-                found += functions_in(name, path.read_bytes())
-            except (OSError, SyntaxError, ValueError) as error:
-                raise TasksError(str(path), f"cannot be read ({error})", "make it a Python file") from error
-    if not found:
-        raise TasksError(str(tests), "has no test in it", f"{fix}; files test_*.py with functions test_*")
-    return found
+                yield name, path.read_bytes()
+            except OSError as error:
+                raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> TasksError:
+    return TasksError(str(path), f"cannot be read ({error})", "make it a Python file")
 
 
 def _name() -> str:

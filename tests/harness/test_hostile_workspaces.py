@@ -107,6 +107,18 @@ def passed(cls, item, call):
 _pytest.reports.TestReport.from_item_and_call = classmethod(passed)
 """
 
+SPARES = """
+import _pytest.python
+made = _pytest.python.Function.runtest
+def passed(self):
+    try:
+        made(self)
+    except BaseException:
+        if "/tests/" not in str(self.path):
+            raise
+_pytest.python.Function.runtest = passed
+"""
+
 REGISTERED = """
 import gc, _pytest.config, forger
 for found in gc.get_objects():
@@ -169,6 +181,7 @@ CASES: Mapping[str, tuple[dict[str, str], float]] = {
     "a_sitecustomize": ({f"{name}.py": HIJACK for name in CUSTOM}, EARNED),
     "tests_named_as_the_hidden_ones": ({"tests/test_answer.py": "def test_right(): ...\n"}, EARNED),
     "a_pytest_patched_from_within": ({"answer.py": ANSWER + PATCHED}, 0.0),
+    "a_pytest_patched_for_what_is_in_the_tests_folder": ({"answer.py": ANSWER + SPARES}, 0.0),
     "a_plugin_registered_from_within": ({"answer.py": ANSWER + REGISTERED, "forger.py": ALL_PASS}, EARNED),
     "an_exit_that_looks_like_success": (wrong("import os; os._exit(0)"), EARNED),
     "an_exit_when_it_is_imported": ({"answer.py": "import os; os._exit(0)"}, 0.0),
@@ -185,7 +198,7 @@ CASES: Mapping[str, tuple[dict[str, str], float]] = {
 }
 FEW = (
     "a_conftest_that_passes_everything",
-    "a_pytest_patched_from_within",
+    "a_pytest_patched_for_what_is_in_the_tests_folder",
     "an_exit_that_looks_like_success",
 )
 ALL = bool(os.environ.get("GYRE_TEST_HOSTILE"))

@@ -9,6 +9,7 @@ from gyre.harness.outcomes import Outcomes, functions_in
 
 SECRET = "s3cret"
 CANARIES = ("test_first", "test_last")
+SOWN = "test_sown"
 EXPECTED = ("test_a.py::test_x", "test_a.py::test_y")
 
 Words = tuple[Any, ...]
@@ -30,7 +31,7 @@ def passes(test: str) -> list[Words]:
 
 
 def after(*runs: list[Words], secret: str = SECRET) -> Outcomes:
-    outcomes = Outcomes(EXPECTED, CANARIES)
+    outcomes = Outcomes(EXPECTED, *CANARIES, sown=[SOWN])
     for said in runs:
         outcomes.read("".join(f"{secret} {json.dumps(words)}\n" for words in said), SECRET)
     return outcomes
@@ -87,6 +88,23 @@ def test_nothing_is_believed_where_the_first_test_was_left_out() -> None:
     assert after([*passes(X), *passes(Y), *canary("test_last")]).score() == 0.0
 
 
+@pytest.mark.parametrize(
+    ("phases", "score"),
+    [
+        ([("call", "failed", False)], 1.0),
+        ([("setup", "failed", False)], 1.0),
+        ([("setup", "skipped", False)], 1.0),
+        ([("call", "passed", False)], 0.0),
+        ([("call", "skipped", False)], 0.0),
+        ([("setup", "skipped", True)], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_those_between_must_fail_too(phases: list[tuple[str, str, bool]], score: float) -> None:
+    said = run(passes(X), case(f"test_a.py::{SOWN}", *phases), passes(Y))
+    assert after(said).score() == score
+
+
 def test_a_process_that_was_ended_has_more_to_do() -> None:
     outcomes = after(run()[:4] + case(X, ends=False))
     assert (outcomes.is_over, outcomes.begun) == (False, [X])
@@ -130,7 +148,9 @@ def test_functions_are_found_without_an_import() -> None:
 
 
 _WORD = (
-    st.sampled_from([*CANARIES, X, Y, "call", "passed", "failed", "skipped"]) | st.booleans() | st.integers()
+    st.sampled_from([*CANARIES, SOWN, X, Y, "call", "passed", "failed", "skipped"])
+    | st.booleans()
+    | st.integers()
 )
 _KIND = st.sampled_from(["ready", "file", "collected", "test", "phase", "tested"])
 _SAID = st.lists(
@@ -144,7 +164,7 @@ _SAID = st.lists(
     st.text(max_size=20),
 )
 def test_any_lines_are_a_score(said: list[Any], noise: str) -> None:
-    outcomes = Outcomes(EXPECTED, CANARIES)
+    outcomes = Outcomes(EXPECTED, *CANARIES, sown=[SOWN])
     text = "\n".join(f"{SECRET} {json.dumps(words)}" for words in said)
     outcomes.read(f"{text}\n{SECRET} {noise}", SECRET)
     assert 0.0 <= outcomes.score() <= 1.0
