@@ -1,9 +1,9 @@
 """Runs hidden tests on a workspace and tells what becomes of each: `python -I pytest_runner.py ORDERS`.
 
 The code under test runs in this very process, so what it can reach must not be worth reaching: each line is
-written at once to a pipe, from which nothing can be taken back, and carries a secret; and tests that must fail
-are run before and after all others, as are those that are sown among them. What pytest needs is imported before the workspace
-is on the path. No configuration, plugin or variable of the workspace is looked at.
+written at once to a pipe, from which nothing can be taken back, and carries a secret; and tests that must
+fail are run before all others, after them and, sown among the hidden ones, between them. What pytest needs is
+imported before the workspace is on the path. No configuration, plugin or variable of it is looked at.
 """
 
 from __future__ import annotations
