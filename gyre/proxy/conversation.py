@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ MessageRole = Literal["system", "user", "assistant", "tool"]
 AnswerReason = Literal["stop", "length", "tool_calls"]
 
 _BILLING = "x-anthropic-billing-header:"
+_WIRE_ID = re.compile(r".+-\d+-\d{4,}")
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +134,11 @@ class CallError(Exception):
 def wire_id(call: str) -> str:
     """A call's id in the characters that all APIs allow in ids."""
     return call.replace(".", "-")
+
+
+def is_wire_id(text: str) -> bool:
+    """Whether a call's id looks so: execution, attempt and number. A vendor's ids do not."""
+    return _WIRE_ID.fullmatch(text) is not None
 
 
 def bad_request(message: str) -> CallError:

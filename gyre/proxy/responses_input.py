@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gyre.proxy.api import left_out, not_supported, parse_arguments
-from gyre.proxy.conversation import Message, MessageRole, ToolCall, ToolPlace, bad_request
+from gyre.proxy.conversation import Message, MessageRole, ToolCall, ToolPlace, bad_request, is_wire_id
 from gyre.proxy.responses_tools import known_name
 
 _ROLES: dict[str, MessageRole] = {"system": "system", "developer": "system", "user": "user"}
@@ -41,13 +41,15 @@ class Item(msgspec.Struct):
 
     @property
     def sampled_as(self) -> str | None:
-        """The call that an answer's item names, where it is one of ours."""
-        if self.type == "reasoning" and self.encrypted_content:
-            return self.encrypted_content
-        kind, _, rest = (self.id or "").partition("_")
-        if kind == "fc":
-            return rest.rpartition("_")[0] or None
-        return rest or None if kind in ("msg", "rs") else None
+        """The call that an answer's item names, where it is one of ours: the id of a tool call is always
+        sent back, while clients leave out those of items or give them new ones."""
+        item, call = self.id or "", self.call_id or ""
+        if self.type == "function_call":
+            names = [call.removeprefix("call_"), item.removeprefix("fc_")]
+            names = [name.rpartition("_")[0] for name in names]
+        else:
+            names = [self.encrypted_content or "", item.removeprefix("rs_").removeprefix("msg_")]
+        return next((name for name in names if is_wire_id(name)), None)
 
 
 class _Answer:

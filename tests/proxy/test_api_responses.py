@@ -13,7 +13,8 @@ from gyre.proxy.matching import ConversationIndex, repetition_key
 from tests.proxy.bodies import CODEX, encoded
 
 api = Responses()
-NAME = "g1-00-0-0000"
+NAME = X = "g1-00-0-0000"
+Y = "g1-00-0-0001"
 ANSWER = Completion(
     call="g1.00-0-0000",
     model="m",
@@ -84,6 +85,11 @@ def call(name: str, /, **fields: Any) -> dict[str, Any]:
     return {"type": "function_call", "call_id": name, "name": name, "arguments": "{}", **fields}
 
 
+def minted(answer: str, index: int, **fields: Any) -> dict[str, Any]:
+    """A call as the proxy named it."""
+    return call("f", call_id=f"call_{answer}_{index}") | fields
+
+
 def output(name: str) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": name, "output": "ok"}
 
@@ -146,14 +152,24 @@ def test_without_ids_their_order_tells_answers_apart(items: list[Any], expected:
 @pytest.mark.parametrize(
     ("items", "expected"),
     [
-        ([assistant("a", id="msg_x"), assistant("b", id="msg_y")], ["a()", "b()"]),
-        ([assistant("a", id="msg_x"), call("f", id="fc_y_0")], ["a()", "(f)"]),
+        ([assistant("a", id=f"msg_{X}"), assistant("b", id=f"msg_{Y}")], ["a()", "b()"]),
+        ([assistant("a", id=f"msg_{X}"), call("f", id=f"fc_{Y}_0")], ["a()", "(f)"]),
         # A client that writes outputs where their calls are.
-        ([call("f", id="fc_x_0"), output("f"), call("g", id="fc_x_1"), output("g")], ["(f,g)", "f", "g"]),
         (
-            [call("f", id="fc_x_0"), output("f"), call("g", id="fc_y_0"), output("g")],
+            [call("f", id=f"fc_{X}_0"), output("f"), call("g", id=f"fc_{X}_1"), output("g")],
+            ["(f,g)", "f", "g"],
+        ),
+        (
+            [call("f", id=f"fc_{X}_0"), output("f"), call("g", id=f"fc_{Y}_0"), output("g")],
             ["(f)", "f", "(g)", "g"],
         ),
+        # Clients that keep no ids of items, or give them new ones, keep those of calls.
+        ([minted(X, 0), output("f"), minted(X, 1), output("g")], ["(f,f)", "f", "g"]),
+        ([minted(X, 0), minted(Y, 0)], ["(f)", "(f)"]),
+        ([minted(X, 0, id="fc_019a7c_2"), minted(X, 1, id="fc_019a7c_3")], ["(f,f)"]),
+        ([assistant("a", id="msg_019a7c"), minted(X, 0, id="fc_019a7d"), minted(Y, 0)], ["a(f)", "(f)"]),
+        # A vendor's ids name each item.
+        ([assistant("a", id="msg_0a1b"), call("f", id="fc_0a_1b"), call("g", id="fc_0a_1c")], ["a(f,g)"]),
     ],
 )
 def test_ids_tell_answers_apart(items: list[Any], expected: list[str]) -> None:
