@@ -97,9 +97,10 @@ class ExecutionActor(Actor):
         self.context.stop()
 
     async def _refilled(self) -> ExecutionResult:
-        """A group that loses a member is worth less: what was dropped is played anew, as often as may be."""
+        """A group that loses a member is worth less: what was dropped is played anew, as often as may be.
+        With the same draws it would be dropped for the same reason."""
         refills = self._around.config.refills
-        for refill in range(1, refills + 1):
+        for refill in range(self._spec.refill + 1, refills + 1):
             result = await self._result()
             if result.score is not None:
                 return result
@@ -110,6 +111,7 @@ class ExecutionActor(Actor):
                 refills=refills,
                 reason=result.detail,
             )
+            self._spec = msgspec.structs.replace(self._spec, refill=refill)
         return await self._result()
 
     async def _result(self) -> ExecutionResult:
@@ -145,7 +147,8 @@ class ExecutionActor(Actor):
         except (OSError, WorkspaceTooLarge) as error:
             return Exit(kind="never_started", detail=f"its workspace cannot be made: {error}")
         execution, attempt = self._spec.execution, self._spec.attempt
-        access = await self._around.proxy.ask(OpenExecution(execution=execution, attempt=attempt))
+        opening = OpenExecution(execution=execution, attempt=attempt, refill=self._spec.refill)
+        access = await self._around.proxy.ask(opening)
         try:
             return await self._around.player.play(
                 Attempt(

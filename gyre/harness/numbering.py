@@ -67,9 +67,14 @@ class Numbering:
             return []
         begun = self._incomplete.get(group)
         task = self._order.task(number) if begun is None else self._task_of(begun)
-        ended = () if begun is None else begun.ended
-        specs = (_spec(group, i, self._group_size, task, version, step) for i in range(self._group_size))
-        return [Planned(spec=spec, task=task) for spec in specs if spec.execution not in ended]
+        specs = [_spec(group, i, self._group_size, task, version, step) for i in range(self._group_size)]
+        if begun is not None:
+            specs = [
+                msgspec.structs.replace(spec, refill=begun.refills.get(spec.execution, 0))
+                for spec in specs
+                if spec.execution not in begun.ended
+            ]
+        return [Planned(spec=spec, task=task) for spec in specs]
 
     def _task_of(self, begun: IncompleteGroup) -> Task:
         try:

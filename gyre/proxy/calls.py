@@ -74,10 +74,10 @@ class CallDesk:
         self._sums: Counter[str] = Counter()
         self._came_or_went = asyncio.Event()
 
-    def open(self, name: str, attempt: int) -> str:
+    def open(self, name: str, attempt: int, refill: int) -> str:
         """Returns the execution's key."""
         self.close(name)
-        execution = Execution(name, attempt, f"gyre-{secrets.token_urlsafe(24)}")
+        execution = Execution(name, attempt, f"gyre-{secrets.token_urlsafe(24)}", refill)
         self._by_name[name] = self._by_key[execution.key] = execution
         return execution.key
 
@@ -227,7 +227,9 @@ class CallDesk:
         if len(prompt.ids) >= self._window_tokens:
             raise prompt_too_long(len(prompt.ids), self._window_tokens)
         digest = execution.index.prompt_digest(prompt.parent, prompt.new_ids)
-        seed = draw_seed(self._sampling.seed, execution.name, digest, execution.prompts[digest])
+        seed = draw_seed(
+            self._sampling.seed, execution.name, digest, execution.prompts[digest], execution.refill
+        )
         execution.prompts[digest] += 1
         return prompt, seed
 

@@ -39,9 +39,10 @@ class Flight:
 class Execution:
     """An open execution: its recorded calls, and its flights by what they ask."""
 
-    def __init__(self, name: str, attempt: int, key: str) -> None:
+    def __init__(self, name: str, attempt: int, key: str, refill: int = 0) -> None:
         self.name = name
         self.attempt = attempt
+        self.refill = refill
         self.key = key
         self.closed = False
         self.index = ConversationIndex()

@@ -144,10 +144,13 @@ def repetition_key(request: CallRequest, digest: bytes) -> bytes:
     return _digest(digest, [_encode([request.max_tokens, request.parse_tools, request.hints])])
 
 
-def draw_seed(job_seed: int, execution: str, prompt_digest: bytes, occurrence: int) -> int:
+def draw_seed(job_seed: int, execution: str, prompt_digest: bytes, occurrence: int, refill: int = 0) -> int:
     """The seed of a call's random draws: the same in each attempt of an execution whatever the order of its
-    concurrent calls, another for each execution and each time a prompt occurs again."""
-    digest = _digest(prompt_digest, [_encode([job_seed, execution, occurrence])])
+    concurrent calls, another for each execution, each refill of it and each time a prompt occurs again."""
+    named: list[int | str] = [job_seed, execution, occurrence]
+    if refill:
+        named.append(refill)
+    digest = _digest(prompt_digest, [_encode(named)])
     return int.from_bytes(digest[:8]) >> 1
 
 

@@ -19,10 +19,12 @@ class ExecutionAccess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenExecution(Ask[ExecutionAccess], frozen=True, kw_only=True):
-    """An attempt at an execution begins. An earlier attempt that is still open ends: its key dies."""
+    """An attempt at an execution begins. An earlier attempt that is still open ends: its key dies. Attempts
+    of one `refill` draw alike."""
 
     execution: str
     attempt: int
+    refill: int = 0
 
 
 class CloseExecution(Ask[None], frozen=True, kw_only=True):

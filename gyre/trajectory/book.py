@@ -228,13 +228,22 @@ class Book:
         return ResumeState(
             finished=tuple(group.id for group in train if group.complete),
             incomplete=tuple(
-                IncompleteGroup(group=group.id, task=group.first.task, ended=tuple(sorted(group.ended)))
+                IncompleteGroup(
+                    group=group.id,
+                    task=group.first.task,
+                    ended=tuple(sorted(group.ended)),
+                    refills=self._refills(group.id),
+                )
                 for group in train
                 if not group.complete
             ),
             next_group=self._next("g"),
             next_eval=self._next("e"),
         )
+
+    def _refills(self, group: str) -> dict[str, int]:
+        specs = (running.spec for _, running in sorted(self._open.items()))
+        return {spec.execution: spec.refill for spec in specs if spec.group == group and spec.refill}
 
     def _next(self, letter: str) -> int:
         return max((group_number(group) + 1 for group in self._seen if group[0] == letter), default=0)

@@ -69,11 +69,13 @@ class GetTotals(Ask[Totals], frozen=True, kw_only=True):
 
 
 class IncompleteGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A training group that was begun: `ended` are its executions that need not run again."""
+    """A training group that was begun: `ended` are its executions that need not run again, `refills` those
+    of the others that had been dropped, and how often."""
 
     group: str
     task: str
     ended: tuple[str, ...]
+    refills: dict[str, int] = {}
 
 
 class ResumeState(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,7 +61,7 @@ class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Group ids are `g` or, for an evaluation, `e`, and six digits: numbers count from 0. All executions of
     one evaluation are one group. `group_executions` says how many the group has, `step` is that of its
-    Dispatch.
+    Dispatch. `refill` counts how often it was dropped and is played anew, with other draws each time.
     """
 
     execution: str
@@ -73,6 +73,7 @@ class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True):
     version_dispatched: int
     group_executions: int
     step: int
+    refill: int = 0
 
 
 class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -260,8 +260,10 @@ async def test_what_was_dropped_is_played_anew(start_job: StartJob, tmp_path: Pa
             await job.dispatch()
             results = await job.results(2)
             opened = [(m.spec.execution, m.spec.attempt) for m in job.neighbours.of(ExecutionOpened)]
+            drawn_as = [(m.attempt, m.refill) for m in job.neighbours.of(OpenExecution)]
     assert [(result.reason, result.score) for result in results] == [("completed", 0.5)] * 2
     assert opened == [("g000000.00", 1), ("g000000.00", 2), ("g000000.01", 1)]
+    assert drawn_as == [(1, 0), (2, 1), (1, 0)]
     assert [e["execution"] for e in events if e["event"] == "execution_refilled"] == ["g000000.00"]
 
 

@@ -52,11 +52,13 @@ def test_names_of_large_groups_sort_by_index() -> None:
 
 def test_a_resumed_job_plans_only_what_is_missing() -> None:
     task = numbering().groups(6, version=0, step=0)[-1].task.name
-    begun = IncompleteGroup(group="g000005", task=task, ended=("g000005.00", "g000005.02"))
+    ended = ("g000005.00", "g000005.02")
+    begun = IncompleteGroup(group="g000005", task=task, ended=ended, refills={"g000005.01": 2})
     resumed = numbering(first_group=4, finished=("g000004",), incomplete=(begun,), next_group=6)
     planned = resumed.groups(3, version=2, step=2)
     assert executions(planned) == ["g000005.01", "g000006.00", "g000006.01", "g000006.02"]
     assert planned[0].task.name == task
+    assert [its.spec.refill for its in planned] == [2, 0, 0, 0]
 
 
 def test_a_resumed_job_draws_the_tasks_of_one_that_never_stopped() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from gyre.actors import ChildSpec, Node
 from gyre.harness.actor import HarnessActor, HarnessActorConfig
 from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, TasksConfig
+from gyre.proxy.messages import OpenExecution
 from gyre.schedule.messages import Dispatch, ExecutionFinished, ExecutionsDispatched, ExecutionStarted
 from gyre.trajectory.actor import TrajectoryActor, TrajectoryActorConfig
 from gyre.trajectory.config import SamplingConfig
@@ -19,12 +20,15 @@ TASKS = Path(__file__).parents[2] / "examples" / "quickstart" / "tasks.py"
 
 
 @asynccontextmanager
-async def life(run_dir: Path, code: str, groups: int) -> AsyncIterator[Neighbours]:
-    """A life of the job from its start to its stop: `groups` are dispatched, `code` is the harness."""
+async def life(
+    run_dir: Path, code: str, groups: int, *, score: str = "echo 0.5"
+) -> AsyncIterator[Neighbours]:
+    """A life of the job from its start to its stop: `groups` are dispatched, `code` is the harness, `score`
+    the evaluator."""
     config = HarnessActorConfig(
         harness=HarnessConfig(command=("sh", "-c", code), sandbox="process"),
         tasks=TasksConfig(recipe=f"{TASKS}:write_tasks", count=5),
-        evaluator=EvaluatorConfig(command=("echo", "0.5"), sandbox="process"),
+        evaluator=EvaluatorConfig(command=("sh", "-c", score), sandbox="process", attempts=1),
         eval=EvalConfig(),
         group_size=2,
         run_dir=run_dir,
@@ -62,3 +66,21 @@ async def test_a_job_that_stopped_goes_on_with_what_had_not_ended(tmp_path: Path
     assert executions(beside, ExecutionStarted) == executions(beside, ExecutionFinished) == missing
     assert (dispatched.executions, dispatched.groups) == (4, 3)
     assert sorted(message.group for message in added) == ["g000000", "g000001", "g000002"]
+
+
+async def test_a_job_that_stopped_in_a_refill_goes_on_with_its_draws(tmp_path: Path) -> None:
+    """It is not dropped and refilled as often again."""
+    played = f"{tmp_path}/$GYRE_EXECUTION"
+    hangs_anew = f"if [ -e {played} ]; then sleep 100; fi; touch {played}"
+    async with life(tmp_path, hangs_anew, groups=1, score="false") as beside:
+        first = await beside.until(OpenExecution, 4)
+    names = ["g000000.00", "g000000.01"]
+    assert drawn_as(first) == [(name, refill) for name in names for refill in (0, 1)]
+
+    async with life(tmp_path, "true", groups=1, score="false") as beside:
+        await beside.until(ExecutionFinished, 2)
+    assert drawn_as(beside.of(OpenExecution)) == [(name, 1) for name in names]
+
+
+def drawn_as(opened: list[OpenExecution]) -> list[tuple[str, int]]:
+    return sorted((message.execution, message.refill) for message in opened)

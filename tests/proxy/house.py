@@ -58,8 +58,9 @@ class House:
         """Answers how many calls were handed over."""
         return (await self.proxy.ask(CloseRoute(cell=cell, lost=lost))).calls
 
-    async def open(self, execution: str = "g000001.00", attempt: int = 0) -> ExecutionAccess:
-        self.access[execution] = await self.proxy.ask(OpenExecution(execution=execution, attempt=attempt))
+    async def open(self, execution: str = "g000001.00", attempt: int = 0, refill: int = 0) -> ExecutionAccess:
+        opening = OpenExecution(execution=execution, attempt=attempt, refill=refill)
+        self.access[execution] = await self.proxy.ask(opening)
         return self.access[execution]
 
     async def post(

@@ -133,6 +133,16 @@ async def test_draws_differ_between_executions_and_repetitions(one: House) -> No
     assert one.kept.records[-1].call == "g000001.00-1-0000"
 
 
+async def test_a_refill_draws_what_was_not_drawn_before_in_each_attempt(one: House) -> None:
+    seeds = []
+    for attempt, refill in enumerate([0, 1, 1, 2]):
+        await one.open("g000001.00", attempt=attempt, refill=refill)
+        await one.chat(USER)
+        seeds.append(one.script.requests[-1][1].sampling.seed)
+    assert seeds[1] == seeds[2]
+    assert len(set(seeds)) == 3
+
+
 async def test_sub_agents_and_compaction_fork_and_root(one: House) -> None:
     one.script.answer = lambda prompt: f"answer {prompt.count('user')}<|im_end|>"
     first = await one.chat(USER)

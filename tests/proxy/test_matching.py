@@ -206,15 +206,16 @@ def test_a_prompt_has_the_same_digest_however_it_was_reached() -> None:
     assert tree.index.prompt_digest("c0", [7]) != tree.index.prompt_digest(None, [7])
 
 
-def test_draws_differ_by_job_execution_prompt_and_occurrence() -> None:
+def test_draws_differ_by_job_execution_prompt_occurrence_and_refill() -> None:
     seeds = {
-        draw_seed(job, execution, prompt, occurrence)
+        draw_seed(job, execution, prompt, occurrence, refill)
         for job in (0, 1)
         for execution in ("g1.0", "g1.1")
         for prompt in (b"a", b"b")
         for occurrence in (0, 1)
+        for refill in (0, 1, 2)
     }
-    assert len(seeds) == 16
+    assert len(seeds) == 48
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert draw_seed(0, "g1.0", b"a", 0) in seeds
 

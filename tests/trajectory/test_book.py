@@ -167,10 +167,12 @@ def test_the_resume_state_names_what_is_missing() -> None:
     run(book, SECOND, 1.0)
     run(book, "g000002.01", 0.0)
     book.open(spec("g000002.00"))
+    book.open(spec("g000002.00", attempt=2, refill=1))
     book.open(spec("e000001.00"))
     state = book.resume_state()
     assert state.finished == ("g000000",)
-    assert state.incomplete == (IncompleteGroup(group="g000002", task="task-0", ended=("g000002.01",)),)
+    begun = IncompleteGroup(group="g000002", task="task-0", ended=("g000002.01",), refills={"g000002.00": 1})
+    assert state.incomplete == (begun,)
     assert (state.next_group, state.next_eval) == (3, 2)
 
 

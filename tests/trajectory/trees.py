@@ -73,6 +73,7 @@ def spec(
     group_executions: int = 2,
     step: int = 0,
     version: int = 0,
+    refill: int = 0,
 ) -> ExecutionSpec:
     group, index = execution.split(".")
     return ExecutionSpec(
@@ -85,6 +86,7 @@ def spec(
         version_dispatched=version,
         group_executions=group_executions,
         step=step,
+        refill=refill,
     )
 
 
