@@ -188,7 +188,7 @@ class JobTree:
             return
         environment = rank_environment(self._job.cluster.threads_per_rank)
         log_path = self._job.run_dir / "logs" / "fork-server.log"
-        start = partial(ForkServer, RANK_MODULES, environment, log_path)
+        start = partial(ForkServer, RANK_MODULES, environment, log_path, self._sockets)
         await self._node.spawn(ChildSpec(name="fork-server", start=start))
 
     async def _start_cells(self, folder: Path) -> None:

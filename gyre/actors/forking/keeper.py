@@ -28,19 +28,25 @@ BACKLOG = 128
 class ForkServer(Actor):
     """Processes of this node, and of those that it starts, whose spec says `fork` are forked by a process
     that has imported `modules` under `environment`, on top of this one's own. What it prints goes to
-    `log_path`, or only its last lines are kept. What it has forked ends with it."""
+    `log_path`, or only its last lines are kept; its socket is in a folder of its own `within` that one, by
+    default the one for temporary files. What it has forked ends with it."""
 
     def __init__(
-        self, modules: tuple[str, ...], environment: Mapping[str, str], log_path: Path | None = None
+        self,
+        modules: tuple[str, ...],
+        environment: Mapping[str, str],
+        log_path: Path | None = None,
+        within: Path | None = None,
     ) -> None:
         self._modules = modules
         self._environment = environment
         self._log_path = log_path
+        self._within = within
         self._process: subprocess.Popen[bytes] | None = None
         self.deaths: deque[float] = deque(maxlen=MOST_DEATHS)
 
     async def started(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="gyre-fork-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="gyre-fork-", dir=self._within))
         try:
             life = self._start()
         except OSError as error:
