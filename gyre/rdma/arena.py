@@ -33,7 +33,9 @@ class Arena:
         self.buffer = memoryview(self._memory)
 
     def grow(self, nbytes: int) -> None:
-        """The first so many are there. Raises RegionError where there is no room."""
+        """The first so many are there. Raises RegionError where there is no room, or it was closed."""
+        if self._descriptor < 0:
+            raise RegionError(self.handle.name, "was closed")
         if nbytes > self._grown:
             try:
                 # A full /dev/shm is an error here, not a SIGBUS at the first write.
@@ -49,7 +51,9 @@ class Arena:
     def close(self) -> None:
         """After `free`. Not on a loop: it takes the kernel half a second a GB. With views of it the memory
         ends with the last one."""
-        os.close(self._descriptor)
+        # The number may be another file's as soon as it is closed.
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
         self.buffer.release()
         with contextlib.suppress(BufferError):
             self._memory.close()

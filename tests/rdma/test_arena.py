@@ -64,3 +64,17 @@ def test_views_of_it_outlive_it(shared: SharedMemory) -> None:
     arena.close()
     view[:] = b"left"
     assert bytes(view) == b"left"
+
+
+def test_what_was_closed_does_not_grow(shared: SharedMemory) -> None:
+    """The number of its descriptor may be another file's by then."""
+    arena = Arena(shared, "a", 2**16)
+    arena.free()
+    arena.close()
+    other = shared.create("b")
+    try:
+        with pytest.raises(RegionError, match="was closed"):
+            arena.grow(2**16)
+        assert blocks(shared, "b") == 0
+    finally:
+        os.close(other)

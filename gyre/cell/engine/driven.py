@@ -97,8 +97,6 @@ class DrivenEngine:
         if kv_home is not None and kv_rest_bytes:
             self._rest = KvRest(kv_home, runner, lane.run, kv_rest_bytes, blocks)
         self._moves = None if kv_home is None else KvMoves(kv_home, runner, lane.run, self._own_rest)
-        # Of KV that rested: tokens, tokens, sessions.
-        self._rested, self._put_back, self._dropped = 0, 0, 0
         self._leases: dict[str, asyncio.TimerHandle] = {}
         self._expiring: set[asyncio.Task[bool]] = set()
         self._importing: set[asyncio.Task[int]] = set()
@@ -123,9 +121,8 @@ class DrivenEngine:
         if self.version is None:
             raise EngineAsleep("the engine is asleep")
         self._check()
-        if self._rest is not None and self._rest.sessions:
-            # It was to sleep, and does not.
-            await self._rest.clear()
+        if self._rest is not None:
+            await self._rest.give_up()
         sequence = self._sequence(request)
         outlet: _Outlet = asyncio.Queue()
         self._submit(partial(self._rollout.add, sequence, outlet))
@@ -161,6 +158,8 @@ class DrivenEngine:
     async def sleep(self) -> None:
         """Does nothing to an engine that sleeps: the weights may be in the trainer's use."""
         if self.version is not None:
+            if self._rest is not None:
+                await self._rest.settle()
             await self._end_moves()
             await self._on_lane(self._rollout.sleep)
 
@@ -253,9 +252,7 @@ class DrivenEngine:
             raise EngineAsleep("the engine is asleep: its KV is gone")
         if self._rest is None:
             raise KvUnavailable("no KV rests in host memory: kv_rest_bytes is 0")
-        rested = await self._rest.take(sessions, budget_s, self._pin, self._unpin)
-        self._rested += rested.tokens
-        return rested
+        return await self._rest.take(sessions, budget_s, self._pin, self._unpin)
 
     async def _pin(self, pin: str, session: str) -> Pinned:
         return await self._on_lane(partial(self._rollout.pin, pin, session))
@@ -264,21 +261,8 @@ class DrivenEngine:
         await self._surely_on_lane(partial(self._rollout.unpin, *pins))
 
     async def _wake_kv(self) -> None:
-        """Back into the pool, the latest session last: of cached blocks the oldest make room."""
-        if self._rest is None:
-            return
-        try:
-            await self._rest.prepare()
-        except (RegionError, KvUnavailable) as error:
-            log.warning("kv_rest_has_no_memory", reason=str(error))
-        for session in reversed(self._rest.sessions):
-            try:
-                manifest = await self._rest.export(session, KV_LEASE_S)
-                self._put_back += await self.import_kv(manifest)
-            except (KvUnavailable, RegionError) as error:
-                self._dropped += 1
-                log.info("kv_rest_dropped", execution=session, reason=str(error))
-        await self._rest.clear()
+        if self._rest is not None:
+            await self._rest.put_back(self.import_kv)
 
     def _own_rest(self, region: RegionHandle) -> memoryview | None:
         return None if self._rest is None else self._rest.memory(region)
@@ -324,9 +308,9 @@ class DrivenEngine:
         return msgspec.structs.replace(
             found,
             kv_bytes_resting=self._rest.nbytes,
-            kv_tokens_rested=self._rested,
-            kv_tokens_put_back=self._put_back,
-            kv_rests_dropped=self._dropped,
+            kv_tokens_rested=self._rest.rested_tokens,
+            kv_tokens_put_back=self._rest.put_back_tokens,
+            kv_rests_dropped=self._rest.dropped,
         )
 
     async def watch(self) -> None:

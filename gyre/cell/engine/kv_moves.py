@@ -215,8 +215,10 @@ class KvMoves:
         """KV that rests in this process, or on this host where the pool is not: what is of a GPU does not go
         by the backend. Raises RegionError."""
         own = self._own_rest(part.region)
-        if own is not None or part.region.peer or (self._turns is None and self._backend.name == "shm"):
-            return own
+        if own is not None:
+            return files.enter_context(own)
+        if part.region.peer or (self._turns is None and self._backend.name == "shm"):
+            return None
         region = self._home.shared.open(part.region)
         # Else it ends with the last view of it.
         files.callback(_close, region)

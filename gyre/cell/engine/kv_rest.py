@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -12,7 +13,9 @@ from uuid import uuid4
 import structlog
 
 from gyre.cell.engine.base import (
+    KV_LEASE_S,
     SUM_BYTES,
+    EngineFault,
     KvManifest,
     KvPart,
     KvRested,
@@ -36,6 +39,7 @@ log = structlog.get_logger()
 
 Pin = Callable[[str, str], Awaitable[Pinned]]
 Unpin = Callable[[Sequence[str]], Awaitable[None]]
+Import = Callable[[KvManifest], Awaitable[int]]
 
 
 class _Part(NamedTuple):
@@ -55,8 +59,8 @@ class _Lent(NamedTuple):
 
 class KvRest:
     """Of one engine, on its event loop: at most `limit_bytes`. Blocks are taken from the first on; the memory
-    goes when no session is left, but where a device has it locked. Whoever reads it compares the sums that
-    blocks had in the pool."""
+    goes when no session is left and nobody here copies to or from it, but where a device has it locked.
+    Whoever reads it compares the sums that blocks had in the pool."""
 
     def __init__(self, home: KvHome, store: KvStore, run: Run, limit_bytes: int, pool_blocks: int) -> None:
         self._home = home
@@ -70,6 +74,16 @@ class KvRest:
         self._used = 0
         # The latest first; the blocks are those here.
         self._sessions: dict[str, Pinned] = {}
+        # In how many of these each block is.
+        self._resting: Counter[int] = Counter()
+        # Held by who copies to or from the memory, and by who takes it away.
+        self._turn = asyncio.Lock()
+        self._taking = False
+        self._given_up = False
+        self._putting_back = False
+        self.rested_tokens = 0
+        self.put_back_tokens = 0
+        self.dropped = 0
         self._registered: list[Registration] = []
         self._lent: dict[str, _Lent] = {}
         self._closing: set[asyncio.Future[None]] = set()
@@ -81,45 +95,61 @@ class KvRest:
 
     @property
     def nbytes(self) -> int:
-        """Of what rests."""
-        return self._used * self._bytes_each
+        """Of the sessions that rest."""
+        return len(self._resting) * self._bytes_each
 
     def memory(self, region: RegionHandle) -> memoryview | None:
-        """Where a region is one of these."""
+        """A view of its own, where a region is one of these."""
         for part in self._parts:
             if region.name in (part.memory.handle.name, self._name(part)):
-                return part.memory.buffer
+                return part.memory.buffer[:]
         return None
 
-    async def prepare(self) -> None:
-        """What a device is to copy to is locked once, which takes a second for some GB; it stays."""
-        if self._lock is not None:
-            await self._on_lane(self._make)
-
     async def take(self, sessions: Sequence[str], budget_s: float, pin: Pin, unpin: Unpin) -> KvRested:
-        """In place of what rests. Raises KvUnavailable, RegionError where there is no memory for it."""
-        await self.clear()
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + budget_s
-        pins: list[str] = []
-        known: dict[int, int] = {}
-        try:
-            await self._on_lane(self._make)
-            for session in sessions:
-                if clock() >= deadline or self._used == self._blocks:
-                    break
-                pins.append(f"rest-{uuid4().hex}")
-                # Else it has no full block.
-                with contextlib.suppress(KvUnavailable):
-                    await self._copy(session, await pin(pins[-1], session), known, deadline)
-            await self._register()
-        except BaseException:
+        """In place of what rests. Raises KvUnavailable, also where it is given up meanwhile, and RegionError
+        where there is no memory for it."""
+        deadline = asyncio.get_running_loop().time() + budget_s
+        async with self._turn:
+            self._taking, self._given_up = True, False
+            pins: list[str] = []
+            try:
+                await self._drop()
+                await self._take(sessions, deadline, pins, pin)
+            except BaseException:
+                await self._drop()
+                raise
+            finally:
+                self._taking = False
+                await unpin(pins)
+            tokens = sum(len(pinned.tokens) // 4 for pinned in self._sessions.values())
+            self.rested_tokens += tokens
+            return KvRested(sessions=self.sessions, tokens=tokens, nbytes=self.nbytes)
+
+    async def give_up(self) -> None:
+        """The engine was to sleep and does not: nothing rests, and nothing more is taken."""
+        # What goes back into the pool is on its way out.
+        if not self._putting_back and (self._taking or self._sessions):
             await self.clear()
-            raise
+
+    async def settle(self) -> None:
+        """The engine is about to sleep: whoever still takes is too late."""
+        if self._taking:
+            await self.clear()
+
+    async def put_back(self, take_in: Import) -> None:
+        """Into the pool, the latest session last: of cached blocks the oldest make room. Then nothing rests.
+        Raises EngineFault; whatever else goes wrong with a session, it is computed again."""
+        self._putting_back = True
+        try:
+            async with self._turn:
+                try:
+                    await self._prepare()
+                    for session in reversed(self.sessions):
+                        await self._put_back(session, take_in)
+                finally:
+                    await self._drop()
         finally:
-            await unpin(pins)
-        tokens = sum(len(pinned.tokens) // 4 for pinned in self._sessions.values())
-        return KvRested(sessions=self.sessions, tokens=tokens, nbytes=self.nbytes)
+            self._putting_back = False
 
     async def export(self, session: str, lease_s: float) -> KvManifest:
         """Raises KvUnavailable, RegionError."""
@@ -154,15 +184,27 @@ class KvRest:
         if (lent := self._lent.pop(pin, None)) is None:
             return False
         lent.lease.cancel()
-        self._sessions.pop(lent.session, None)
+        if (gone := self._sessions.pop(lent.session, None)) is not None:
+            self._resting.subtract(gone.blocks)
+            for block in gone.blocks:
+                if not self._resting[block]:
+                    del self._resting[block]
         await lent.proof.close()
-        if not self._sessions:
+        # Else whoever has the turn takes the memory away, or fills it.
+        if not self._sessions and not self._turn.locked():
             await self.clear()
         return True
 
     async def clear(self) -> None:
         """Nothing rests, and whoever reads it is not told that it did."""
+        self._given_up = True
+        async with self._turn:
+            await self._drop()
+
+    async def _drop(self) -> None:
+        """By who has the turn."""
         self._sessions.clear()
+        self._resting.clear()
         lent, self._lent = self._lent, {}
         registered, self._registered = self._registered, []
         for one in lent.values():
@@ -189,16 +231,57 @@ class KvRest:
 
     # --- inside -----------------------------------------------------------------------------------
 
+    async def _prepare(self) -> None:
+        """What a device is to copy to is locked once, which takes a second for some GB; it stays."""
+        if self._lock is not None:
+            try:
+                await self._on_lane(self._make)
+            except (RegionError, KvUnavailable) as error:
+                log.warning("kv_rest_has_no_memory", reason=str(error))
+
+    async def _take(self, sessions: Sequence[str], deadline: float, pins: list[str], pin: Pin) -> None:
+        clock = asyncio.get_running_loop().time
+        known: dict[int, int] = {}
+        await self._on_lane(self._make)
+        for session in sessions:
+            if clock() >= deadline or self._used == self._blocks:
+                break
+            pins.append(f"rest-{uuid4().hex}")
+            # Else it has no full block.
+            with contextlib.suppress(KvUnavailable):
+                await self._copy(session, await pin(pins[-1], session), known, deadline)
+            self._check_wanted()
+        await self._register()
+        self._check_wanted()
+
+    def _check_wanted(self) -> None:
+        if self._given_up:
+            raise KvUnavailable("no KV is to rest any more: the engine goes on, or sleeps already")
+
+    async def _put_back(self, session: str, take_in: Import) -> None:
+        # Of one that was released meanwhile another engine has it.
+        if session not in self._sessions:
+            return
+        try:
+            self.put_back_tokens += await take_in(await self.export(session, KV_LEASE_S))
+        except EngineFault:
+            raise
+        except Exception as error:
+            self.dropped += 1
+            expected = isinstance(error, KvUnavailable | RegionError)
+            level = log.info if expected else log.warning
+            level("kv_rest_dropped", execution=session, reason=str(error) if expected else repr(error))
+
     async def _copy(self, session: str, pinned: Pinned, known: dict[int, int], deadline: float) -> None:
         """From its first block on, as far as there is time and room. `known`: blocks of the pool that are
         here, and where."""
         new = [block for block in pinned.blocks if block not in known]
         clock = asyncio.get_running_loop().time
         step = max(STEP_BYTES // self._bytes_each, 1)
-        while new and self._used < self._blocks and clock() < deadline:
+        while new and self._used < self._blocks and clock() < deadline and not self._given_up:
             some = new[: min(step, self._blocks - self._used)]
             try:
-                await wholly(asyncio.wrap_future(self._run(partial(self._read, some, self._used))))
+                await self._on_lane(partial(self._read, some, self._used))
             except RegionError as error:
                 log.warning("kv_rest_has_no_memory", reason=str(error))
                 self._blocks = self._used
@@ -213,6 +296,7 @@ class KvRest:
                 blocks=tuple(known[block] for block in pinned.blocks[:count]),
                 sums=tuple(pinned.sums[part.rank][: count * SUM_BYTES] for part in self._parts),
             )
+            self._resting.update(self._sessions[session].blocks)
 
     async def _register(self) -> None:
         """For who is not on this host; others map the files."""
@@ -242,7 +326,8 @@ class KvRest:
         return sum(part.block_bytes for part in self._parts)
 
     async def _on_lane(self, job: Callable[[], R]) -> R:
-        return await asyncio.wrap_future(self._run(job))
+        """Cancelled, it returns when the job is over: that is at the memory."""
+        return await wholly(asyncio.wrap_future(self._run(job)))
 
     # --- where the store belongs to ---------------------------------------------------------------
 

@@ -204,3 +204,84 @@ async def test_a_pin_of_what_rests_ends_by_itself(case: Case) -> None:
     assert not await engine.release_kv(manifest.pin)
     await engine.close()
     assert resting_files(case) == []
+
+
+@pytest.fixture
+def a_block_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it is larger than what is copied at a time."""
+    monkeypatch.setattr("gyre.cell.engine.kv_moves.STEP_BYTES", 1)
+    monkeypatch.setattr("gyre.cell.engine.kv_rest.STEP_BYTES", 1)
+
+
+@pytest.mark.usefixtures("a_block_a_step")
+async def test_a_hand_over_that_ends_while_it_wakes_takes_no_memory_away(case: Case) -> None:
+    engine = await case.awake(kv_rest_bytes=MIB)
+    await generate(engine, prompt(70), ONE)
+    await fall_asleep(engine, "s")
+    manifest = await engine.export_kv("s")
+    waking = asyncio.create_task(engine.wake(case.weights(0)))
+    async with asyncio.timeout(5.0):
+        await until(engine, lambda metrics: metrics.kv_blocks_used > 0 or waking.done())
+    assert not waking.done()
+    assert await engine.release_kv(manifest.pin)
+    await waking
+    assert engine.metrics().kv_bytes_resting == 0
+    assert (await generate(engine, prompt(70), ONE)).cached_tokens == 64
+    assert given_back(case)
+
+
+@pytest.mark.usefixtures("a_block_a_step")
+async def test_a_call_that_comes_while_it_wakes_is_answered(case: Case) -> None:
+    engine = await case.awake(kv_rest_bytes=MIB)
+    await generate(engine, prompt(70), ONE)
+    await fall_asleep(engine, "s")
+    waking = asyncio.create_task(engine.wake(case.weights(0)))
+    async with asyncio.timeout(5.0):
+        await until(engine, lambda metrics: metrics.kv_blocks_used > 0 or waking.done())
+    assert not waking.done()
+    got = await generate(engine, prompt(20, seed=1), ONE, session="t")
+    await waking
+    assert got.versions == (0,)
+    assert engine.metrics().kv_tokens_put_back == 64
+    assert (await generate(engine, prompt(70), ONE)).cached_tokens == 64
+    assert given_back(case)
+
+
+@pytest.mark.usefixtures("a_block_a_step")
+@pytest.mark.parametrize("what", ["a call", "a sleep", "its end"])
+async def test_whoever_comes_while_it_is_taken_ends_that(case: Case, what: str) -> None:
+    engine = await case.awake(kv_rest_bytes=MIB)
+    for session in range(3):
+        await generate(engine, prompt(70, seed=session), ONE, session=f"s{session}")
+    taking = asyncio.create_task(engine.rest_kv(["s2", "s1", "s0"], 10.0))
+    async with asyncio.timeout(5.0):
+        await until(engine, lambda metrics: metrics.kv_bytes_resting > 0 or taking.done())
+    assert not taking.done()
+    if what == "a call":
+        assert (await generate(engine, prompt(70), ONE, session="s0")).cached_tokens == 64
+    else:
+        await (engine.sleep() if what == "a sleep" else engine.close())
+    with pytest.raises(KvUnavailable, match="no KV is to rest any more"):
+        await taking
+    metrics = engine.metrics()
+    assert (metrics.kv_bytes_resting, metrics.kv_blocks_pinned) == (0, 0)
+    assert given_back(case)
+    if what == "a sleep":
+        await wake(engine, case.weights(0))
+        greedy = SamplingParams(temperature=0.0, max_new_tokens=1)
+        assert (await generate(engine, prompt(70), greedy)).token_ids == case.greedy(prompt(70), 1)
+
+
+async def test_bytes_of_a_session_that_was_taken_over_do_not_rest(case: Case) -> None:
+    """What it shared with one that rests does."""
+    engine = await case.awake(kv_rest_bytes=MIB)
+    for session, tail in (("a", 20), ("b", 30)):
+        await generate(engine, (*prompt(40), *prompt(tail, seed=tail)), ONE, session=session)
+    each = (await engine.rest_kv(["a"], 10.0)).nbytes // 7
+    rested = await engine.rest_kv(["b", "a"], 10.0)
+    await engine.sleep()
+    assert rested.nbytes == (8 + 2) * each
+    manifest = await engine.export_kv("b")
+    assert await engine.release_kv(manifest.pin)
+    assert engine.metrics().kv_bytes_resting == 7 * each
+    await wake(engine, case.weights(0))
