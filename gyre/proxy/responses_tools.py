@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import msgspec
@@ -22,21 +23,23 @@ class Tool(msgspec.Struct):
 
 
 Offered = tuple[tuple[dict[str, Any], ...], dict[str, ToolPlace]]
+# A namespace, or none, and a name in it.
+_Own = tuple[str | None, str]
 
 
 def offered_tools(tools: Sequence[Tool]) -> Offered:
     """Those that are functions, and the places of those in namespaces, by the name the policy knows: their
-    own, behind the namespace's where the own one is taken. A policy cannot use a vendor's built-in tools."""
+    own, behind the namespace's where another has it too. A policy cannot use a vendor's built-in tools."""
+    functions = [((namespace, _name(where, tool)), tool) for where, namespace, tool in _functions(tools)]
+    names = _known_names({own for own, _ in functions})
     offered: dict[str, dict[str, Any]] = {}
-    places: dict[str, ToolPlace] = {}
-    for where, namespace, tool in _functions(tools):
-        if tool.name is None:
-            raise bad_request(f"{where}.name is missing")
-        name = tool.name
-        if namespace is not None:
-            name = name if name not in offered else f"{namespace}__{name}"
-            places[name] = ToolPlace(namespace=namespace, name=tool.name)
-        offered[name] = function_tool(name, tool.description, tool.parameters)
+    for own, tool in functions:
+        offered.setdefault(names[own], function_tool(names[own], tool.description, tool.parameters))
+    places = {
+        known: ToolPlace(namespace=namespace, name=name)
+        for (namespace, name), known in names.items()
+        if namespace is not None
+    }
     return tuple(offered.values()), places
 
 
@@ -49,16 +52,35 @@ def known_name(name: str, namespace: str | None, places: Mapping[str, ToolPlace]
     return name
 
 
+def _known_names(tools: Set[_Own]) -> dict[_Own, str]:
+    """Whatever the order that they are offered in: clients do not keep it."""
+    known: dict[_Own, str] = {(None, name): name for namespace, name in tools if namespace is None}
+    taken = set(known.values())
+    shared = Counter(name for _, name in tools)
+    for namespace, name in sorted((namespace, name) for namespace, name in tools if namespace is not None):
+        chosen = name if shared[name] == 1 else f"{namespace}__{name}"
+        while chosen in taken:
+            chosen += "_"
+        taken.add(chosen)
+        known[namespace, name] = chosen
+    return known
+
+
+def _name(where: str, tool: Tool) -> str:
+    if tool.name is None:
+        raise bad_request(f"{where}.name is missing")
+    return tool.name
+
+
 def _functions(tools: Sequence[Tool]) -> Iterator[tuple[str, str | None, Tool]]:
-    """With place and namespace; those in none first, so that they keep their names."""
+    """With place and namespace; those in none first."""
     for index, tool in enumerate(tools):
         if tool.type == "function":
             yield f"tools[{index}]", None, tool
     for index, tool in enumerate(tools):
         if tool.type != "namespace":
             continue
-        if tool.name is None:
-            raise bad_request(f"tools[{index}].name is missing")
+        namespace = _name(f"tools[{index}]", tool)
         for inner, function in enumerate(tool.tools or []):
             if function.type == "function":
-                yield f"tools[{index}].tools[{inner}]", tool.name, function
+                yield f"tools[{index}].tools[{inner}]", namespace, function

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -214,6 +215,59 @@ def test_a_name_that_is_taken_gets_its_namespace() -> None:
     sampled = Message(role="assistant", tool_calls=(ToolCall(id="c", name="far__run", arguments={}),))
     (item,) = json.loads(api.answer(request, completion(message=sampled)))["output"]
     assert (item["name"], item["namespace"]) == ("run", "far")
+
+
+def namespace(name: str, *functions: str, describes: str = "") -> dict[str, Any]:
+    tools = [
+        {"type": "function", "name": function, "description": describes or name, "parameters": {}}
+        for function in functions
+    ]
+    return {"type": "namespace", "name": name, "tools": tools}
+
+
+@pytest.mark.parametrize(
+    ("tools", "expected"),
+    [
+        ([namespace("a", "find"), namespace("b", "find")], {"a__find": "a", "b__find": "b"}),
+        (
+            [namespace("a", "find", "sort"), namespace("b", "find")],
+            {"a__find": "a", "sort": "a", "b__find": "b"},
+        ),
+        # Names that meet again with their namespaces before them.
+        (
+            [namespace("a", "b__c"), namespace("a__b", "c"), namespace("x", "b__c", "c")],
+            {"a__b__c": "a", "a__b__c_": "a__b", "x__b__c": "x", "x__c": "x"},
+        ),
+        (
+            [{"type": "function", "name": "a__find"}, namespace("a", "find"), namespace("b", "find")],
+            {"a__find": None, "a__find_": "a", "b__find": "b"},
+        ),
+    ],
+)
+def test_names_and_digest_depend_on_no_order_of_tools(
+    tools: list[dict[str, Any]], expected: dict[str, str | None]
+) -> None:
+    def digest(request: CallRequest) -> bytes:
+        return ConversationIndex().digests(request.conversation)[-1]
+
+    for order in permutations(tools):
+        request = parse(tools=list(order))
+        offered = [tool["function"]["name"] for tool in request.conversation.tools]
+        assert sorted(offered) == sorted(expected)
+        found = {
+            name: request.namespaces[name].namespace if name in request.namespaces else None
+            for name in offered
+        }
+        assert found == expected
+        assert digest(request) == digest(parse(tools=tools))
+
+
+def test_of_tools_of_one_name_the_first_is_offered() -> None:
+    one, two = namespace("far", "run", describes="one"), namespace("far", "run", describes="two")
+    for tools in ([one, two], [*one["tools"], *two["tools"]]):
+        request = parse(tools=tools)
+        described = [tool["function"]["description"] for tool in request.conversation.tools]
+        assert (described, len(request.namespaces)) == (["one"], int(tools[0] is one))
 
 
 def test_a_retry_with_other_metadata_in_another_order_is_the_same() -> None:
