@@ -18,7 +18,6 @@ from gyre.actors.os_process import (
     NotForked,
     OsProcess,
     environment_with,
-    signal_group,
 )
 from gyre.actors.output import Output
 from gyre.actors.specs import ProcessSpec
@@ -75,7 +74,7 @@ class OsCarrier:
             if self._forking is not None:
                 self._forking.give_up()
         elif not self._process.exit.done():
-            signal_group(self.pid, number)
+            self._process.signal(number)
 
     async def _start(self, boot: Boot) -> OsProcess:
         server = self._node.fork_server

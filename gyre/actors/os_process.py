@@ -38,6 +38,9 @@ class OsProcess(Protocol):
     pid: int
     exit: asyncio.Future[int]  # its code, negative where it was a signal; then nothing of its group is left
 
+    def signal(self, number: signal.Signals) -> None:
+        """To its group, until `exit` is done; no other's, ever."""
+
 
 class ExecutedProcess:
     """A new interpreter, watched by its pidfd."""
@@ -52,8 +55,11 @@ class ExecutedProcess:
         self._pidfd = os.pidfd_open(self.pid)
         loop.add_reader(self._pidfd, self._on_exit)
 
+    def signal(self, number: signal.Signals) -> None:
+        _signal_group(self.pid, number)
+
     def _on_exit(self) -> None:
-        signal_group(self.pid, signal.SIGKILL)  # what it left
+        self.signal(signal.SIGKILL)  # what it left
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.exit.set_result(self._process.wait())
@@ -68,6 +74,7 @@ class ForkedProcess:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._forked: asyncio.Future[int] = loop.create_future()
         self.pid = 0
+        self._pidfd = -1
         self.exit: asyncio.Future[int] = loop.create_future()
 
     async def fork(self, server: str, request: ForkRequest, output: int) -> None:
@@ -88,6 +95,16 @@ class ForkedProcess:
                 raise NotForked(f"no answer within {FORK_WAIT_S:g} s") from error
             raise
 
+    def signal(self, number: signal.Signals) -> None:
+        """Where the server has died, init reaps it: then its number is another's, or that of what is left of
+        its group and nobody else's."""
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            if os.path.exists(f"/proc/{self.pid}"):
+                return
+        _signal_group(self.pid, number)
+
     def give_up(self) -> None:
         self._not_forked(OSError("it is not wanted any more"))
 
@@ -99,7 +116,7 @@ class ForkedProcess:
         match reply:
             case Forked(pid):
                 if not self._forked.done():
-                    self._forked.set_result(pid)
+                    self._is_forked(pid)
             case Refused(why):
                 self._not_forked(NotForked(why))
             case Exited() | None if not self._forked.done():
@@ -113,25 +130,28 @@ class ForkedProcess:
         if not self._forked.done():
             self._forked.set_exception(error)
 
+    def _is_forked(self, pid: int) -> None:
+        """Its server, where it still lives then, has not reaped it when its pidfd is opened."""
+        try:
+            self._pidfd = os.pidfd_open(pid)
+            is_gone = not self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            is_gone = False
+        except OSError:
+            is_gone = True
+        if is_gone:
+            self._not_forked(NotForked("the server has died"))
+        else:
+            self._forked.set_result(pid)
+
     def _server_died(self) -> None:
         """The kernel ends what it has forked, but not what that has started."""
         if self._forked.cancelled() or self._forked.exception() is not None:
             return  # it is being closed
-        pid = self._forked.result()
-        signal_group(pid, signal.SIGKILL)
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._over(-signal.SIGKILL)
-            return
         self._loop.remove_reader(self._connection)
-
-        def gone() -> None:
-            self._loop.remove_reader(pidfd)
-            os.close(pidfd)
-            self._over(-signal.SIGKILL)
-
-        self._loop.add_reader(pidfd, gone)
+        self.pid = self._forked.result()
+        self.signal(signal.SIGKILL)
+        self._loop.add_reader(self._pidfd, self._over, -signal.SIGKILL)
 
     def _over(self, code: int) -> None:
         self._close()
@@ -141,6 +161,10 @@ class ForkedProcess:
         if self._connection.fileno() >= 0:
             self._loop.remove_reader(self._connection)
             self._connection.close()
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
 
 
 def start_python(
@@ -173,6 +197,6 @@ def environment_with(extra: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **extra, "PYTHONPATH": os.pathsep.join(path)}
 
 
-def signal_group(pid: int, number: signal.Signals) -> None:
+def _signal_group(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)

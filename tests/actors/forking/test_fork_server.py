@@ -6,10 +6,13 @@ import asyncio
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gyre.actors import ActorDied, ChildSpec, Node, ProcessSpec, Ref, SpawnFailed
+from gyre.actors import ActorDied, AwaitChild, ChildSpec, Node, ProcessSpec, Ref, SpawnFailed, Supervisor
 from gyre.actors.forking.keeper import MOST_DEATHS, ForkServer
 from gyre.actors.forking.messages import FORK_SERVER, Refused, memory_file, received_reply
 from tests.actors.conftest import start
@@ -139,6 +142,41 @@ async def test_another_server_follows_one_that_dies_but_not_for_ever(node: Node)
     ref = await mirror(node, "without")
     assert await ref.ask(Parent()) == os.getpid()
     assert node.fork_server == ""
+
+
+async def test_all_that_a_dead_server_had_forked_come_back(node: Node) -> None:
+    """At once, as the cells of a job do. Who asks before the next server listens is executed."""
+    server = await serve(node)
+    names = ("a", "b", "c")
+    specs = [replace(spec(name, "forking.mirror:Mirror"), restart="permanent") for name in names]
+    top = await node.spawn(ChildSpec(name="top", start=lambda: Supervisor(specs, max_restarts=3)))
+    before = [await top.ask(AwaitChild(name=name)) for name in names]
+    old = pid_of(server)
+    assert [await ref.ask(Parent()) for ref in before] == [old] * 3
+    os.kill(old, signal.SIGKILL)
+    after = [await top.ask(AwaitChild(name=name, after=ref)) for name, ref in zip(names, before, strict=True)]
+    assert {await ref.ask(Parent()) for ref in after} <= {pid_of(server), os.getpid()}
+    assert await (await mirror(node, "d")).ask(Parent()) == pid_of(server) != old
+
+
+IN_ITS_OWN_PIDS = ("unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
+HAS_PIDS = ("sh", "-c", "echo 100 > /proc/sys/kernel/ns_last_pid")
+
+
+def numbers_can_be_had_again() -> bool:
+    return bool(shutil.which("unshare")) and not subprocess.run([*IN_ITS_OWN_PIDS, *HAS_PIDS]).returncode
+
+
+@pytest.mark.skipif(not numbers_can_be_had_again(), reason="no namespace of pids can be had here")
+async def test_who_has_its_number_after_it_is_not_killed() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(*IN_ITS_OWN_PIDS, sys.executable, "-m", "tests.actors.forking.reused"),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != FORK_SERVER},
+    )
+    said, _ = await process.communicate()
+    assert said.split()[-2:] == [b"SIGKILL", b"SIGTERM"]
 
 
 @pytest.mark.parametrize(
