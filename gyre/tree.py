@@ -150,6 +150,7 @@ class JobTree:
             group_size=job.train.group_size,
             groups_per_step=job.train.groups_per_step,
             micro_step_tokens=job.train.micro_step_tokens,
+            ranks=job.cells.ranks,
             first_step=first_step,
         )
         queue_config = QueueConfig(

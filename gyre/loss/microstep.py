@@ -44,8 +44,8 @@ class MicroStep(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is `STEP.GROUP.INDEX`; it names the same content whoever computes it and however often. The
     trajectories are neighbours in the DFS order of the group's prefix tree; `tree_tokens` counts a prefix
-    that they share once. `batches` are positions in `trajectories`: each batch is computed at once, padded
-    to its longest; none given, all are one.
+    that they share once. `batches` are positions in `trajectories`: a rank computes as much as one of them
+    at once, padded to its longest; none given, all are one.
     """
 
     id: str

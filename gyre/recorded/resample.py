@@ -58,6 +58,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
     sampling: SamplingConfig
     micro_step_tokens: int
+    ranks: int
 
 
 def resample(
@@ -97,7 +98,9 @@ def _restored(run: RecordedRun, group: str) -> Group:
 
 
 def _planned(found: Group, outcome: GroupOutcome, way: Way) -> tuple[Plan, dict[str, float]]:
-    planned = plan_group(found.id, outcome.step, found.scored.values(), way.sampling, way.micro_step_tokens)
+    planned = plan_group(
+        found.id, outcome.step, found.scored.values(), way.sampling, way.micro_step_tokens, way.ranks
+    )
     drawn = [trajectory for micro_step in planned.micro_steps for trajectory in micro_step.trajectories]
     plan = Plan(
         trajectories=len(drawn),

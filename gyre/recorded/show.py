@@ -226,7 +226,11 @@ def shown(folder: Path | None, say: Say, warn: Say, *, as_json: bool) -> Iterato
 def ways(folder: Path, overrides: Sequence[str]) -> tuple[Way, Way]:
     """As the run's job says, and with the overrides. Raises CannotShow."""
     was, would_be = (
-        Way(sampling=job.sampling, micro_step_tokens=job.train.micro_step_tokens)
+        Way(
+            sampling=job.sampling,
+            micro_step_tokens=job.train.micro_step_tokens,
+            ranks=job.cells.ranks,
+        )
         for job in (
             overridden(folder, given, "sampling.", "train.micro_step_tokens") for given in ((), overrides)
         )

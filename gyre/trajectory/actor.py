@@ -29,12 +29,14 @@ ADD_GROUP_S = 24 * 3600.0
 
 
 class TrajectoryActorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`first_step` is the first step that is not trained yet."""
+    """A micro-step has `micro_step_tokens` for each of the `ranks` of a cell. `first_step` is the first step
+    that is not trained yet."""
 
     sampling: SamplingConfig
     group_size: int
     groups_per_step: int
     micro_step_tokens: int
+    ranks: int = 1
     first_step: int = 0
 
 
@@ -126,6 +128,7 @@ class TrajectoryActor(Actor):
             tuple(group.scored.values()),
             self._config.sampling,
             self._config.micro_step_tokens,
+            self._config.ranks,
         )
         outcome = await self._note(group, step, planned)
         await self._queue.ask(

@@ -48,12 +48,13 @@ class Leaves(NamedTuple):
         return int((self.lengths - self.shared).sum())
 
 
-def pack(trajectories: Sequence[Trajectory], limit_tokens: int) -> list[Piece]:
+def pack(trajectories: Sequence[Trajectory], limit_tokens: int, ranks: int = 1) -> list[Piece]:
     """A pure function of the trajectories, in whatever order: pieces of at most `limit_tokens` tokens in
-    rows, longest first. A trajectory beyond the limit gets a piece of its own."""
+    rows a rank of the cell that computes it, longest first. A trajectory beyond that gets a piece of its own.
+    """
     ordered = sorted(trajectories, key=lambda t: (t.token_ids, t.execution, t.leaf))
     leaves = measure(ordered)
-    bounds = even_cuts(leaves, limit_tokens)
+    bounds = even_cuts(leaves, limit_tokens * ranks)
     pieces = []
     for first, end in pairwise(bounds):
         its = tuple(ordered[first:end])

@@ -49,6 +49,7 @@ def plan_group(
     executions: Iterable[ScoredExecution],
     sampling: SamplingConfig,
     micro_step_tokens: int,
+    ranks: int = 1,
 ) -> PlannedGroup:
     """Advantages over all executions, sampling inside each, packing over all. A group without a signal
     (equal scores) has no micro-steps; one with fewer than two executions is discarded."""
@@ -77,7 +78,7 @@ def plan_group(
         executions=0 if discarded else len(ordered),
         scores=scores,
         advantages=relative,
-        micro_steps=_micro_steps(group, step, trajectories, micro_step_tokens),
+        micro_steps=_micro_steps(group, step, trajectories, micro_step_tokens, ranks),
         discarded=discarded,
         ledger=ledger,
     )
@@ -129,7 +130,7 @@ def _bytes(arrays: Iterable[Int32s | Float32s]) -> bytes:
 
 
 def _micro_steps(
-    group: str, step: int, trajectories: list[Trajectory], limit_tokens: int
+    group: str, step: int, trajectories: list[Trajectory], limit_tokens: int, ranks: int
 ) -> tuple[MicroStep, ...]:
     return tuple(
         MicroStep(
@@ -140,5 +141,5 @@ def _micro_steps(
             tree_tokens=piece.tree_tokens,
             batches=piece.batches,
         )
-        for index, piece in enumerate(pack(trajectories, limit_tokens))
+        for index, piece in enumerate(pack(trajectories, limit_tokens, ranks))
     )

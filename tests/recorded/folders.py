@@ -116,9 +116,15 @@ def tidy(execution: str) -> list[CallRecord]:
     """A main agent with a sub-agent, and a fork of its context."""
     return [
         record(
-            "a", execution=execution, new=[1, 2], out=[10, 11], output=calls_tool("ask", prompt="the box")
+            "a",
+            execution=execution,
+            new=[1, 2],
+            out=[10, 11],
+            output=calls_tool("ask", prompt="file the box"),
         ),
-        record("b", execution=execution, new=[3], out=[12], messages=[user("the box")], output=says("done")),
+        record(
+            "b", execution=execution, new=[3], out=[12], messages=[user("file the box")], output=says("done")
+        ),
         record("c", "a", execution=execution, new=[4], out=[13, 14, 15], output=says("all is done")),
         record("d", "a", execution=execution, new=[5], out=[16], output=says("\x1b[2Jno"), version=1),
     ]

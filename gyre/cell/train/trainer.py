@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gyre.cell.train.batch import Batch, collate
+from gyre.cell.train.deal import deal
 from gyre.cell.weights import local, parameters
 from gyre.loss import LossConfig, MicroStep, MicroStepStats, Trajectory
 from gyre.loss.gspo import gspo_loss, token_logprobs
@@ -38,9 +39,9 @@ class Trainer:
         not finite."""
         began = time.monotonic()
         stats = MicroStepStats()
-        # Each rank has its part of each batch, be it empty: all of them run together.
-        for batch in micro_step.batched:
-            stats += self._batch(micro_step.id, list(batch[self._rank :: self._ranks]))
+        # Each rank has its part each time, be it empty: all of them run together.
+        for parts in deal(micro_step, self._ranks):
+            stats += self._batch(micro_step.id, parts[self._rank])
         return stats + MicroStepStats(seconds=time.monotonic() - began)
 
     def _batch(self, micro_step: str, mine: list[Trajectory]) -> MicroStepStats:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gyre.cell.model import load_model, training_model
+from gyre.cell.train.deal import deal
 from gyre.cell.train.trainer import Trainer
 from gyre.loss import LossConfig, MicroStepStats, Trajectory
 from tests.cell.gradients import assert_same_gradients, gradients_by_formula, loss_by_formula
@@ -186,17 +187,20 @@ def test_on_policy_nothing_is_clipped(policy: PreTrainedModel) -> None:
     assert stats.logprob_drift / stats.trained_tokens < 1e-5
 
 
-def test_ranks_take_turns_with_the_trajectories(policy: PreTrainedModel) -> None:
+def test_each_rank_computes_what_it_is_dealt(policy: PreTrainedModel) -> None:
     trajectories = group(policy)
+    whole = micro_step(*trajectories)
+    dealt = [[row for parts in deal(whole, 3) for row in parts[rank]] for rank in range(3)]
+    assert sorted(row.execution for rows in dealt for row in rows) == [t.execution for t in trajectories]
     model = make_trainer(policy).model
     counts = []
     for rank in range(3):
         # Without a process group nothing is summed: what each computes is three times its own part.
         trainer = Trainer(model, LOSS, TEMPERATURE, rank, 3)
-        counts.append(trainer.micro_step(micro_step(*trajectories)).trajectories)
-        alone = gradients(make_trainer(policy), trajectories[rank::3])
+        counts.append(trainer.micro_step(whole).trajectories)
+        alone = gradients(make_trainer(policy), dealt[rank])
         assert_same_gradients(trainer.gradients, [3 * gradient for gradient in alone])
-    assert counts == [3, 2, 2]
+    assert counts == [2, 2, 3]
 
 
 def test_a_bfloat16_module_has_float32_gradients(policy_folder: Path) -> None:
