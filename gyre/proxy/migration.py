@@ -76,6 +76,8 @@ class Migration:
         self._idle_deadline = self._deadline - rest_s
         self._refusals = 0
         self._abreast = asyncio.Semaphore(ABREAST)
+        # Why those without a call stay behind.
+        self._reasons: dict[str, str] = {}
         self.tally = KvTally()
 
     async def pin(self, moving: Moving) -> None:
@@ -126,9 +128,14 @@ class Migration:
         )
         return rested.sessions
 
-    def leave(self) -> None:
-        """There is no time for a session, or no use."""
-        self.tally.recomputed["left_behind"] += 1
+    def leave(self, session: str) -> None:
+        """There is no time for it, or no use."""
+        self._count(session, "left_behind")
+
+    def rests(self, session: str) -> None:
+        """It stays behind, but is not computed again."""
+        if (reason := self._reasons.pop(session, None)) is not None:
+            self.tally.recomputed -= Counter([reason])
 
     @property
     def goes_on(self) -> bool:
@@ -184,7 +191,10 @@ class Migration:
             return None
 
     def _recompute(self, moving: Moving, reason: str, why: str = "") -> None:
-        self.tally.recomputed[reason] += 1
+        if moving.call is None:
+            self._count(moving.session, reason)
+        else:
+            self.tally.recomputed[reason] += 1
         log.info(
             "kv_not_moved",
             change=self._change,
@@ -196,3 +206,7 @@ class Migration:
             reason=reason,
             why=why,
         )
+
+    def _count(self, session: str, reason: str) -> None:
+        self.tally.recomputed[reason] += 1
+        self._reasons[session] = reason

@@ -93,7 +93,7 @@ class Routes:
 
     def open(self, route: OpenRoute) -> None:
         """This cell admits calls."""
-        self._wake(route.cell)
+        self._wake(route.cell, route.incarnation)
         self._router.open(route.cell, route.incarnation, route.engines, route.capacity_calls)
         self._opened.set()
         self._opened = asyncio.Event()
@@ -102,7 +102,7 @@ class Routes:
         """Admits no more calls to the cell and ends those in flight there, so that they go on elsewhere.
         Returns when none is left at the cell."""
         times = StateTimes(partial(log_state, change, cell) if change else None)
-        self._wake(cell)
+        self._wake(cell, None)
         migration = None
         if self._kv_budget_s > 0 and not lost:
             migration = Migration(change, self._kv_budget_s, self._rest_s)
@@ -171,7 +171,7 @@ class Routes:
             if self._router.seat_of(session) != source.key:
                 continue
             if not migration.goes_on:
-                migration.leave()
+                migration.leave(session)
             elif (to := self._router.place(session)) is not None:
                 moving = self._moving[session] = Moving(session, source, to)
                 try:
@@ -190,26 +190,33 @@ class Routes:
             for session in await migration.rest(source, sessions):
                 # One that called meanwhile goes on elsewhere.
                 if self._router.seat_of(session) == source.key:
+                    migration.rests(session)
                     self._resting[session] = _Resting(source, change)
 
-    def _wake(self, cell: int) -> None:
-        """What rested there is in its pool, or gone."""
-        here = [session for session, at in self._resting.items() if at.source.key.cell == cell]
-        for session in here:
+    def _wake(self, cell: int, incarnation: int | None) -> None:
+        """What rested there is in its pool, or gone: with another life of the cell, or where it has none."""
+        here = [
+            (session, at.source.key) for session, at in self._resting.items() if at.source.key.cell == cell
+        ]
+        for session, key in here:
             del self._resting[session]
+            if key.incarnation != incarnation:
+                self.kv.recomputed["rest_lost"] += 1
 
     async def _fetch(self, session: str) -> None:
-        """A call comes: its KV is on its way, or is sent for where it rests."""
+        """A call comes: its KV is on its way, or is sent for where it rests, as soon as there is a place for
+        it. Raises CallError."""
+        if session in self._resting:
+            await self._until_open()
         if (moving := self._moving.get(session)) is not None:
             moving.awaited = True
             await moving.over.wait()
             return
-        if (resting := self._resting.get(session)) is None:
+        # Unless its cell is the one that has opened.
+        if (resting := self._resting.pop(session, None)) is None:
             return
         to = self._router.pick(session, moved=True)
-        if to is None:
-            return
-        del self._resting[session]
+        assert to is not None
         moving = self._moving[session] = Moving(session, resting.source, to, rested=True)
         migration = Migration(resting.change, self._kv_budget_s)
         try:
@@ -229,16 +236,21 @@ class Routes:
         sample = Sample()
         excluded: set[EngineKey] = set()
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self._wait_s
         pause_s = _FIRST_PAUSE_S
         moved = False
         leg: _Leg | None = None
         await self._fetch(request.session)
+        deadline = clock() + self._wait_s
         try:
             while not sample.finish_reason:
                 if leg is not None and leg.moving is not None:
                     await leg.moving.over.wait()
                 seat = await self._acquire(request.session, excluded, moved, pause_s, deadline)
+                if request.session in self._resting:
+                    # It has come to rest while the call waited.
+                    await self._fetch(request.session)
+                    deadline = clock() + self._wait_s
+                    continue
                 if leg is not None and moved:
                     _log_move(request, leg, seat, sample)
                 before = len(sample.token_ids)
@@ -271,8 +283,20 @@ class Routes:
                         await opened
                     excluded.clear()
         except TimeoutError:
-            raise unavailable(f"no cell took the call within {self._wait_s:g} s") from None
+            raise self._not_taken() from None
         return seat
+
+    async def _until_open(self) -> None:
+        """Raises CallError."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while not self._router.any_open:
+                    await self._opened.wait()
+        except TimeoutError:
+            raise self._not_taken() from None
+
+    def _not_taken(self) -> CallError:
+        return unavailable(f"no cell took the call within {self._wait_s:g} s")
 
     async def _stay(self, seat: Seat[Ref], request: GenerateRequest, sample: Sample) -> _Leg:
         """Adds to the sample until it is complete or the call has to leave: because its cell does, where

@@ -25,7 +25,7 @@ class OpenRoute(Ask[None], frozen=True, kw_only=True):
 class RouteClosed(msgspec.Struct, frozen=True, kw_only=True):
     """How a route was closed: the seconds of each state by name, in order; how many calls in flight were
     handed over, how many sessions' KV went elsewhere, how many of the calls are computed again there, and for
-    what reasons sessions are that were to be moved."""
+    what reasons sessions are that were to be moved and do not rest there."""
 
     calls: int
     sessions_moved: int = 0

@@ -177,12 +177,13 @@ async def cells(
     *,
     count: int = 2,
     kv_budget_s: float = 10.0,
+    wait_s: float = 20.0,
     kv_rests: bool = False,
     weights: Callable[[int], Weights] = NoWeights,
 ) -> AsyncIterator[Cells]:
     shared = SharedMemory(folder)
     async with Node(name="test") as node:
-        made = Cells(node, Routes(20.0, kv_budget_s, kv_rests=kv_rests), folder, weights)
+        made = Cells(node, Routes(wait_s, kv_budget_s, kv_rests=kv_rests), folder, weights)
         for number in range(count):
             backend = ShmBackend(shared)
             await backend.start()
