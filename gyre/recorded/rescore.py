@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import islice
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -39,22 +38,52 @@ class Rescored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def rescore(
-    run: RecordedRun, job: Job, concurrent: int, group: str | None, lacking: Counter[Lack]
-) -> AsyncGenerator[Rescored, None]:
-    """Of the executions that have ended, so many at a time, each on a copy of its workspace as in the job.
-    Where the workspace or the task's folder is not there any more this is counted in `lacking`. Raises
-    SandboxMissing, TasksError."""
+    run: RecordedRun,
+    job: Job,
+    concurrent: int,
+    group: str | None,
+    lacking: Counter[Lack],
+    tell: Callable[[Rescored], None],
+) -> None:
+    """Tells of the executions that have ended, in order; so many are scored at a time, each on a copy of its
+    workspace as in the job. Where the workspace or the task's folder is not there any more this is counted in
+    `lacking`. Raises SandboxMissing, TasksError, and what `tell` raises; then nothing of it runs any more."""
     sandboxes: dict[str, Sandbox]
-    with TemporaryDirectory(prefix="gyre-rescore-") as name, _guarded() as guard:
-        place = Path(name)
-        sandboxes = {"process": ProcessSandbox(), "bubblewrap": Bubblewrap(place / "sandbox")}
-        sandbox = sandboxes[job.evaluator.sandbox]
-        await asyncio.to_thread(sandbox.check)
-        evaluator = Evaluator(job.evaluator, sandbox, job.harness.max_workspace_bytes)
-        found = _left(run, job, group, place, guard, lacking)
-        while batch := list(islice(found, concurrent)):
-            for rescored in await asyncio.gather(*(_score(evaluator, row, left) for row, left in batch)):
-                yield rescored
+    with TemporaryDirectory(prefix="gyre-rescore-") as name:
+        async with _guarded() as guard:
+            place = Path(name)
+            sandboxes = {"process": ProcessSandbox(), "bubblewrap": Bubblewrap(place / "sandbox")}
+            sandbox = sandboxes[job.evaluator.sandbox]
+            await asyncio.to_thread(sandbox.check)
+            evaluator = Evaluator(job.evaluator, sandbox, job.harness.max_workspace_bytes)
+            found = enumerate(_left(run, job, group, place, guard, lacking))
+            in_order = _InOrder(tell)
+
+            async def work() -> None:
+                for number, (row, left) in found:
+                    in_order.take(number, await _score(evaluator, row, left))
+
+            try:
+                async with asyncio.TaskGroup() as workers:
+                    for _ in range(concurrent):
+                        workers.create_task(work())
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+
+
+class _InOrder:
+    """Tells of each when all before it are told of."""
+
+    def __init__(self, tell: Callable[[Rescored], None]) -> None:
+        self._tell = tell
+        self._next = 0
+        self._early: dict[int, Rescored] = {}
+
+    def take(self, number: int, rescored: Rescored) -> None:
+        self._early[number] = rescored
+        while self._next in self._early:
+            self._tell(self._early.pop(self._next))
+            self._next += 1
 
 
 async def _score(evaluator: Evaluator, row: ExecutionRow, left: Left) -> Rescored:
@@ -106,12 +135,12 @@ def _ended(rows: Iterable[ExecutionRow | DamagedRow]) -> Iterator[ExecutionRow]:
             yield row
 
 
-@contextmanager
-def _guarded() -> Iterator[str]:
+@asynccontextmanager
+async def _guarded() -> AsyncIterator[str]:
     """How the marks of all processes begin: they end with this process, however it ends."""
     guard = f"{secrets.token_hex(8)}/"
     guardian = start_guardian(guard)
     try:
         yield guard
     finally:
-        guardian.communicate()
+        await asyncio.to_thread(guardian.communicate)

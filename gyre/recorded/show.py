@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from gyre.job import Job, JobError, load_recorded
 from gyre.recorded import words
 from gyre.recorded.export import ExportError, check_path, export
 from gyre.recorded.resample import Plan, Way, resample
-from gyre.recorded.rescore import Lack, rescore
+from gyre.recorded.rescore import Lack, Rescored, rescore
 from gyre.recorded.rows import LINES, By, ExecutionLine, lines
 from gyre.recorded.run import JOURNAL, Recorded, RecordedRun
 from gyre.recorded.text import token_text
@@ -164,14 +164,15 @@ class Shown:
             self._say(words.rescored_head())
         lacking: Counter[Lack] = Counter()
         changed = count = failed = 0
-        async with aclosing(rescore(self._run, job, concurrent, group, lacking)) as found:
-            async for one in found:
-                self._say(_json(one) if self._json else words.rescored_row(one))
-                count, changed, failed = (
-                    count + 1,
-                    changed + (one.score != one.was),
-                    failed + (one.score is None),
-                )
+
+        def tell(one: Rescored) -> None:
+            nonlocal changed, count, failed
+            self._say(_json(one) if self._json else words.rescored_row(one))
+            count += 1
+            changed += one.score != one.was
+            failed += one.score is None
+
+        await rescore(self._run, job, concurrent, group, lacking, tell)
         for lack, executions in lacking.items():
             them = "1 execution" if executions == 1 else f"{executions} executions"
             self._warn(f"{them} cannot be scored: {_LACKS[lack]}")

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from gyre.cli import app
+from gyre.recorded import RecordedRun
+from gyre.recorded.rescore import Rescored, rescore
+from gyre.recorded.show import overridden
 from tests.recorded.folders import JOB, group_of, tidy, write_run
 
 COUNT = "ls {workspace} | wc -l | awk '{print $1 / 4}'"
@@ -69,3 +75,32 @@ def test_without_any_workspace_it_says_what_to_do(run: Path) -> None:
 def test_keys_of_other_tables_are_refused(run: Path) -> None:
     code, _, err = rescored(run, "--set", "harness.keep=true")
     assert (code, "allowed: evaluator.*" in err) == (2, True)
+
+
+def test_one_that_lasts_holds_up_nobody_else(run: Path) -> None:
+    """The first waits for the last of three, two at a time."""
+    last = run.parent / "last"
+    os.mkfifo(last)
+    script = f"case $(ls {{workspace}} | wc -l) in 1) cat {last};; 3) echo 1 > {last};; esac; echo 1"
+    code, rows, _ = rescored(run, "--set", evaluator(script), "--concurrent", 2, "--json")
+    assert code == 0
+    assert [(row["execution"], row["score"]) for row in map(json.loads, rows)] == [
+        (f"g000000.{index:02d}", 1.0) for index in range(3)
+    ]
+
+
+async def test_where_one_raises_nothing_of_the_others_is_left(run: Path) -> None:
+    """The second is told of when the first is; the third is in the midst of its evaluation."""
+    begun = run.parent / "begun"
+    os.mkfifo(begun)
+    script = (
+        f"case $(ls {{workspace}} | wc -l) in 1) cat {begun};; 3) echo $$ > {begun}; sleep 60;; esac; echo 1"
+    )
+    job = overridden(run, [evaluator(script)], "evaluator.")
+
+    def full(_: Rescored) -> None:
+        raise OSError("no space left on device")
+
+    with RecordedRun(run) as recorded, pytest.raises(OSError, match="no space"):
+        await rescore(recorded, job, 3, None, Counter(), full)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
