@@ -143,7 +143,7 @@ class RecordedRun:
     def _where_tokens_went(
         self, row: ExecutionRow, tree: TrajectoryTree, roles: Roles, outcome: GroupOutcome | None
     ) -> tuple[list[Trajectory], Ledger | None]:
-        if (reason := _excluded_whole(row, outcome)) is not None:
+        if (reason := _excluded_whole(row, outcome, self.folder / JOURNAL)) is not None:
             return [], all_excluded(tree, reason)
         if outcome is None or row.ended is None or row.ended.result.score is None or self.job is None:
             return [], None
@@ -154,17 +154,19 @@ class RecordedRun:
         return sample(scored, advantage, self.job.sampling, outcome.step)
 
 
-def _excluded_whole(row: ExecutionRow, outcome: GroupOutcome | None) -> Reason | None:
-    """Why no call of an execution is trained, where that is so whatever the draw."""
+def _excluded_whole(row: ExecutionRow, outcome: GroupOutcome | None, journal: Path) -> Reason | None:
+    """Why no call of an execution is trained, where that is so whatever the draw. Raises JournalCorrupt."""
     if row.spec.split == "eval":
         return "evaluation"
     if row.ended is not None and row.ended.result.score is None:
         return "dropped"
-    if outcome is None:
+    if outcome is None or row.ended is None:
         return None
     if outcome.discarded:
         return "discarded_group"
-    return None if outcome.advantages.get(row.execution) else "zero_advantage"
+    if row.execution not in outcome.advantages:
+        raise JournalCorrupt(journal, f"its group {row.spec.group} is complete and has no advantage for it")
+    return None if outcome.advantages[row.execution] else "zero_advantage"
 
 
 def _state(folder: Path) -> State:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from gyre.cell.checkpoints import CheckpointFolder
 from gyre.cell.recipes import cached_folder
 from gyre.job import Job
 
@@ -49,7 +50,8 @@ def token_text(folder: Path, job: Job | None) -> TokenText | None:
 
 
 def _places(folder: Path, job: Job | None) -> list[Path]:
-    found = sorted((folder / "checkpoints").glob("*"), reverse=True)
+    checkpoints = CheckpointFolder(folder / "checkpoints", keep=0)
+    found = [checkpoints.path(step) for step in reversed(checkpoints.steps())]
     if job is not None and job.model.path is not None:
         found.append(job.model.path)
     if job is not None and job.model.recipe is not None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -9,17 +10,21 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from gyre.actors.looking import CONTACT, Contact
 from gyre.actors.looking.contact import VERSION, write_contact
 from gyre.recorded import ExecutionLine, RecordedRun, SpanLine, TrajectoryLine, lines
 from gyre.recorded.rows import By, Line
+from gyre.recorded.text import token_text
 from gyre.trajectory import SamplingConfig
 from gyre.trajectory.reader import DamagedRow
-from gyre.trajectory.rows import EndedExecution, Entry, statements
+from gyre.trajectory.rows import EndedExecution, Entry, GroupOutcome, statements
 from tests.recorded.folders import execution_of, group_of, groups, planned_as_the_job_does, tidy, write_run
 from tests.trajectory.trees import spec
 
@@ -194,3 +199,36 @@ def test_tokens_of_earlier_attempts_are_counted(tmp_path: Path) -> None:
     assert isinstance(first, ExecutionLine)
     assert (first.sampled_tokens, first.trained_tokens) == (7, 6)
     assert first.excluded_tokens == {"not_drawn": 1, "earlier_attempt": 3}
+
+
+def test_an_execution_that_its_group_knows_nothing_of_is_damaged(tmp_path: Path) -> None:
+    entries = group_of("g000000", [1.0, 0.0, 0.5], [tidy(f"g000000.{index:02d}") for index in range(3)])
+    outcome = entries[-1]
+    assert isinstance(outcome, GroupOutcome)
+    without = {name: value for name, value in outcome.advantages.items() if name != "g000000.01"}
+    write_run(tmp_path, [*entries[:-1], msgspec.structs.replace(outcome, advantages=without)])
+    with RecordedRun(tmp_path) as run:
+        damaged = [found for found in run.each() if isinstance(found, DamagedRow)]
+    assert [(row.execution, row.reason) for row in damaged] == [
+        ("g000000.01", "its group g000000 is complete and has no advantage for it")
+    ]
+
+
+def test_tokens_are_read_by_the_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:
+    """By nothing else that lies there."""
+    folder = tmp_path / "checkpoints"
+    for name, word in {
+        "step-000002": "older",
+        "step-000010": "newest",
+        "partial-000011": "begun",
+        "step-000010.copy": "of somebody",
+        "temporary": "of somebody",
+    }.items():
+        (folder / name).mkdir(parents=True)
+        Tokenizer(WordLevel({word: 7}, unk_token=word)).save(str(folder / name / "tokenizer.json"))
+    found = []
+    for gone in ("nothing", "step-000010", "step-000002"):
+        shutil.rmtree(folder / gone, ignore_errors=True)
+        text = token_text(tmp_path, None)
+        found.append(text and text.of(7))
+    assert found == ["newest", "older", None]
