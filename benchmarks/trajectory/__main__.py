@@ -89,7 +89,9 @@ def measure_plan(report: Report, name: str, rounds: int, calls: int = CALLS, tok
         tracemalloc.stop()
 
 
-def step_of(shape: Shape, groups: int) -> Iterator[tuple[MicroStep, ...]]:
+def step_of(
+    shape: Shape, groups: int, limit_tokens: int = MICRO_STEP_TOKENS
+) -> Iterator[tuple[MicroStep, ...]]:
     """Of each group the micro-steps, all leaves drawn."""
     for group in range(groups):
         random = np.random.default_rng(group)
@@ -100,7 +102,7 @@ def step_of(shape: Shape, groups: int) -> Iterator[tuple[MicroStep, ...]]:
             harness = Harness(name, seed=1000 * group + index)
             executions.append(scored(name, float(index % 2), shape(harness, prompt, random)))
         config = SamplingConfig(draw="all")
-        yield plan_group(f"g{group:06d}", 0, executions, config, MICRO_STEP_TOKENS).micro_steps
+        yield plan_group(f"g{group:06d}", 0, executions, config, limit_tokens).micro_steps
 
 
 def loads(micro_steps: Iterable[MicroStep], cells: int) -> list[int]:
@@ -112,7 +114,7 @@ def loads(micro_steps: Iterable[MicroStep], cells: int) -> list[int]:
     return found
 
 
-def sharing(groups: Sequence[tuple[MicroStep, ...]]) -> tuple[float, float, float]:
+def sharing(groups: Sequence[tuple[MicroStep, ...]], limit_tokens: int) -> tuple[float, float, float]:
     """How many times more tokens rows have than the trees of the groups; the share of the difference that
     micro-steps save, and that micro-steps filled by length save."""
     rows = trees = spent = baseline = 0
@@ -121,18 +123,18 @@ def sharing(groups: Sequence[tuple[MicroStep, ...]]) -> tuple[float, float, floa
         rows += sum(t.length_tokens for t in trajectories)
         trees += tree_tokens(trajectories)
         spent += sum(micro_step.tree_tokens for micro_step in micro_steps)
-        baseline += by_length(trajectories)
+        baseline += by_length(trajectories, limit_tokens)
     return rows / trees, (rows - spent) / (rows - trees), (rows - baseline) / (rows - trees)
 
 
-def by_length(trajectories: Iterable[Trajectory]) -> int:
+def by_length(trajectories: Iterable[Trajectory], limit_tokens: int) -> int:
     """The baseline: tree tokens where micro-steps of as many row tokens are filled longest first, whatever
     shares a prefix."""
-    spent, packed, room = 0, list[Trajectory](), MICRO_STEP_TOKENS
+    spent, packed, room = 0, list[Trajectory](), limit_tokens
     for trajectory in sorted(trajectories, key=lambda t: (-t.length_tokens, t.execution, t.leaf)):
         if trajectory.length_tokens > room:
             spent += tree_tokens(packed)
-            packed, room = [], MICRO_STEP_TOKENS
+            packed, room = [], limit_tokens
         packed.append(trajectory)
         room -= trajectory.length_tokens
     return spent + tree_tokens(packed)
@@ -142,9 +144,9 @@ def tree_tokens(trajectories: Iterable[Trajectory]) -> int:
     return measure(sorted(trajectories, key=lambda t: t.token_ids)).tree_tokens
 
 
-def measure_sharing(report: Report, name: str, groups: int) -> None:
-    step = list(step_of(SHAPES[name], groups))
-    ratio, kept, baseline = sharing(step)
+def measure_sharing(report: Report, name: str, groups: int, limit_tokens: int = MICRO_STEP_TOKENS) -> None:
+    step = list(step_of(SHAPES[name], groups, limit_tokens))
+    ratio, kept, baseline = sharing(step, limit_tokens)
     by_cell = loads(chain.from_iterable(step), CELLS)
     report.figure(f"{name}_rows_to_tree", ratio)
     report.figure(f"{name}_sharing_kept_by_length", baseline)
@@ -156,6 +158,13 @@ def measure_sharing(report: Report, name: str, groups: int) -> None:
 def main() -> None:
     made = parser("trajectory", "Trees built, drawn from and packed, and what packing keeps of sharing.")
     made.add_argument("--only", metavar="PARTS", help="of plan, sharing")
+    made.add_argument(
+        "--micro-step-tokens",
+        type=int,
+        default=MICRO_STEP_TOKENS,
+        metavar="TOKENS",
+        help="of `sharing`; its bounds hold where a micro-step has many rows",
+    )
     options = made.parse_args()
     parts = chosen(made, options.only, ("plan", "sharing"), ("plan", "sharing"))
     report = Report("trajectory")
@@ -164,7 +173,7 @@ def main() -> None:
             measure_plan(report, name, 1 if options.quick else ROUNDS)
     if "sharing" in parts:
         for name in SHAPES:
-            measure_sharing(report, name, 4 if options.quick else GROUPS)
+            measure_sharing(report, name, 4 if options.quick else GROUPS, options.micro_step_tokens)
     tell(report, options.json)
 
 

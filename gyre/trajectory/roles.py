@@ -178,6 +178,7 @@ def _asked_again(tree: TrajectoryTree, spawns: Mapping[int, int]) -> set[int]:
                 is_twin = not more and index in spawns
                 if again[: len(asked)] == asked and not is_twin and all(role == "user" for role, _ in more):
                     found.add(index)
+                    break
     return found
 
 
