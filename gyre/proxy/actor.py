@@ -98,9 +98,9 @@ class ProxyActor(Actor):
         key = self._desk.open(message.execution, message.attempt, message.refill)
         return ExecutionAccess(base_url=self._base_url, key=key, unix_socket=self._config.unix_socket)
 
-    @handles(CloseExecution)
+    @handles(CloseExecution, concurrent=True)
     async def close_execution(self, message: CloseExecution) -> None:
-        self._desk.close(message.execution)
+        await self._desk.close(message.execution)
 
     @handles(OpenRoute)
     async def open_route(self, message: OpenRoute) -> None:

@@ -30,14 +30,17 @@ from gyre.proxy.executions import Execution, Flight
 from gyre.proxy.matching import draw_seed
 from gyre.proxy.messages import ProxyTotals
 from gyre.proxy.prompts import Prompt, encode_prompt
+from gyre.proxy.records import call_record
 from gyre.proxy.routes import Routes, Sample
-from gyre.trajectory.records import CallRecord, CallRetried, RecordCall
+from gyre.trajectory.records import UNFINISHED, CallRecord, CallRetried, RecordCall
 
 log = structlog.get_logger()
 
 _CLOSED_KEYS = 65_536
 # The journal answers when it has written, and a full disk can make that long.
 _RECORD_S = 24 * 3600.0
+# How long a call may take to end once it is cancelled.
+_CANCEL_S = 5.0
 
 
 class RunTask(Protocol):
@@ -76,24 +79,44 @@ class CallDesk:
 
     def open(self, name: str, attempt: int, refill: int) -> str:
         """Returns the execution's key."""
-        self.close(name)
+        self._shut(name)
         execution = Execution(name, attempt, f"gyre-{secrets.token_urlsafe(24)}", refill)
         self._by_name[name] = self._by_key[execution.key] = execution
         return execution.key
 
-    def close(self, name: str) -> None:
-        """The key dies; what is in flight is cancelled and not recorded."""
+    async def close(self, name: str) -> None:
+        """The key dies; what is in flight is cancelled, and what was sampled for it recorded."""
+        flights = self._shut(name)
+        if tasks := [flight.task for flight in flights if flight.task is not None]:
+            await asyncio.wait(tasks, timeout=_CANCEL_S)
+        for flight in flights:
+            await self._keep_unfinished(flight)
+
+    def _shut(self, name: str) -> list[Flight]:
+        """Answers what was in flight."""
         execution = self._by_name.pop(name, None)
         if execution is None:
-            return
+            return []
         execution.closed = True
         del self._by_key[execution.key]
         self._closed_keys.append(execution.key)
         self._routes.forget_session(name)
-        for flight in execution.flights:
+        flights = execution.flights
+        for flight in flights:
             flight.fail(execution_closed())
             if flight.task is not None:
                 flight.task.cancel()
+        return flights
+
+    async def _keep_unfinished(self, flight: Flight) -> None:
+        """Nobody is answered, but no token that was sampled is lost sight of."""
+        if flight.unfinished is None:
+            return
+        try:
+            await self._trajectory.ask(RecordCall(record=flight.unfinished), timeout_s=_RECORD_S)
+        except ActorError as error:
+            log.warning("unfinished_call_not_recorded", call=flight.call, reason=str(error))
+        flight.unfinished = None
 
     def identify(self, key: str | None) -> Execution:
         """Whose key it is. Raises CallError."""
@@ -175,11 +198,13 @@ class CallDesk:
                 status=error.status,
                 reason=error.message,
             )
+            await self._keep_unfinished(flight)
             execution.forget(flight)
             flight.fail(error)
         except Exception as error:
             # The call fails, the proxy goes on: others have calls in flight here.
             log.exception("call_failed", execution=execution.name, call=flight.call, status=500)
+            await self._keep_unfinished(flight)
             execution.forget(flight)
             flight.fail(CallError(500, f"{type(error).__name__}: {error}", code="internal"))
 
@@ -192,9 +217,19 @@ class CallDesk:
         started_s = time.time()
         request = flight.request
         prompt, seed = await self._encode(execution, flight)
-        sample = await self._routes.sample(self._generate_request(execution, flight, prompt, seed))
-        answer = self._codec.decode_answer(sample.token_ids, flight.call, parse_tools=request.parse_tools)
-        record = _record(execution.name, flight, prompt, sample, answer, started_s)
+        sample = Sample()
+
+        def decoded() -> tuple[DecodedAnswer, CallRecord]:
+            answer = self._codec.decode_answer(sample.token_ids, flight.call, parse_tools=request.parse_tools)
+            return answer, call_record(execution.name, flight, prompt, sample, answer, started_s)
+
+        try:
+            await self._routes.sample(self._generate_request(execution, flight, prompt, seed), sample)
+        except BaseException:
+            if sample.token_ids:
+                flight.unfinished = msgspec.structs.replace(decoded()[1], finish_reason=UNFINISHED)
+            raise
+        answer, record = decoded()
         try:
             await self._trajectory.ask(RecordCall(record=record), timeout_s=_RECORD_S)
         except ActorError as error:
@@ -278,26 +313,3 @@ def _finish_reason(sample: Sample, answer: DecodedAnswer) -> AnswerReason:
     if sample.finish_reason == "length":
         return "length"
     return "tool_calls" if answer.message.tool_calls else "stop"
-
-
-def _record(
-    execution: str, flight: Flight, prompt: Prompt, sample: Sample, answer: DecodedAnswer, started_s: float
-) -> CallRecord:
-    return CallRecord(
-        execution=execution,
-        call=flight.call,
-        parent=prompt.parent,
-        new_input_ids=tuple(prompt.new_ids),
-        output_ids=tuple(sample.token_ids),
-        logprobs=tuple(sample.logprobs),
-        versions=tuple(sample.versions),
-        kv_versions=tuple(sample.kv_versions) if sample.kv_versions != sample.versions else (),
-        finish_reason=sample.finish_reason,
-        messages=tuple(message.to_openai() for message in prompt.new_messages),
-        output_message=answer.message.to_openai(),
-        has_tools=bool(flight.request.conversation.tools),
-        tool_calls=answer.raw_calls,
-        started_s=started_s,
-        finished_s=time.time(),
-        reroutes=sample.reroutes,
-    )

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from gyre.proxy.conversation import CallError, CallRequest, Completion
 from gyre.proxy.matching import ConversationIndex, repetition_key
+from gyre.trajectory.records import CallRecord
 
 # A harness that hangs up and asks again can be heard in the wrong order: its new connection first.
 _HANG_UP_GRACE_S = 0.05
@@ -16,7 +17,7 @@ _HANG_UP_GRACE_S = 0.05
 class Flight:
     """A call from its arrival until its answer is delivered. `key` is what it asks, `digests` those of its
     conversation; `clients` wait for it now, none when all have hung up. `done` has the answer once it is
-    recorded, or a CallError."""
+    recorded, or a CallError; `unfinished` what was sampled where it is cancelled or fails."""
 
     def __init__(self, call: str, request: CallRequest, digests: list[bytes], key: bytes) -> None:
         self.call = call
@@ -27,6 +28,7 @@ class Flight:
         self.clients = 1
         self.repeated = False
         self.task: asyncio.Task[None] | None = None
+        self.unfinished: CallRecord | None = None
 
     def fail(self, error: CallError) -> None:
         """Its clients get this error, unless they have an answer or an error already."""

@@ -28,7 +28,8 @@ class OpenExecution(Ask[ExecutionAccess], frozen=True, kw_only=True):
 
 
 class CloseExecution(Ask[None], frozen=True, kw_only=True):
-    """The execution's key dies; calls in flight are cancelled and not recorded."""
+    """The execution's key dies. Calls in flight are cancelled: what was sampled for them is recorded as
+    unfinished before the answer."""
 
     execution: str
 

@@ -230,10 +230,10 @@ class Routes:
         self._router.forget_session(session)
         self._resting.pop(session, None)
 
-    async def sample(self, request: GenerateRequest) -> Sample:
+    async def sample(self, request: GenerateRequest, sample: Sample | None = None) -> Sample:
         """The whole answer to a call, from as many engines as it takes: a call that is ended at one goes on
-        at another from its tokens so far. Raises CallError."""
-        sample = Sample()
+        at another from its tokens so far. They are in `sample`, also where it ends with CallError."""
+        sample = sample or Sample()
         excluded: set[EngineKey] = set()
         clock = asyncio.get_running_loop().time
         pause_s = _FIRST_PAUSE_S

@@ -15,6 +15,7 @@ from gyre.trajectory.tree import Node, TrajectoryTree
 Reason = Literal[
     "not_drawn",  # the draw was over before it came to it
     "auxiliary",  # the call is of no role that is trained
+    "unfinished",  # the call was cancelled or failed: nobody was answered
     "stale",  # sampled under weights that are too old: sampling.max_staleness
     "zero_advantage",  # its execution is as good as its group's mean: no gradient
     "discarded_group",  # too few of its group have a score
@@ -89,12 +90,14 @@ def account(tree: TrajectoryTree, draws: Sequence[Draw], barred: Mapping[int, Re
             trained.append(its)
         else:
             excluded.append(_excluded(tree, node, barred.get(node.index, "not_drawn")))
+    excluded += _unfinished(tree, "unfinished")
     return Ledger(trained=tuple(trained), excluded=tuple(excluded))
 
 
 def all_excluded(tree: TrajectoryTree, reason: Reason) -> Ledger:
     """Of an execution that is not drawn from."""
-    return Ledger(excluded=tuple(_excluded(tree, node, reason) for node in _sampling(tree)))
+    nodes = [_excluded(tree, node, reason) for node in _sampling(tree)]
+    return Ledger(excluded=(*nodes, *_unfinished(tree, reason)))
 
 
 def _sampling(tree: TrajectoryTree) -> list[Node]:
@@ -103,6 +106,13 @@ def _sampling(tree: TrajectoryTree) -> list[Node]:
 
 def _excluded(tree: TrajectoryTree, node: Node, reason: Reason) -> Excluded:
     return Excluded(execution=tree.execution, call=node.call, reason=reason, tokens=node.sampled_tokens)
+
+
+def _unfinished(tree: TrajectoryTree, reason: Reason) -> list[Excluded]:
+    return [
+        Excluded(execution=tree.execution, call=call, reason=reason, tokens=tokens)
+        for call, tokens in tree.unfinished.items()
+    ]
 
 
 def _is_older(node: Node, oldest_version: int) -> bool:

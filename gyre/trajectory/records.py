@@ -9,6 +9,8 @@ import msgspec
 from gyre.actors import Ask, Tell
 
 Role = Literal["main", "main_summary", "sub_agent", "sub_agent_summary", "auxiliary"]
+# The `finish_reason` of a call that nobody was answered.
+UNFINISHED = "unfinished"
 EndReason = Literal["completed", "harness_error", "harness_timeout", "overall_timeout", "never_started"]
 
 
@@ -21,7 +23,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     `kv_versions`: of the oldest weights whose KV a token was sampled over (`rollout.on_publish = "keep"`); ()
     where that is each token's own version.
     `messages` are the new messages of the request (canonical JSON) for role proofs and for people;
-    `tool_calls` maps call id to raw sampled text.
+    `tool_calls` maps call id to raw sampled text. `finish_reason` is UNFINISHED where the call was cancelled
+    or failed: the record has what was sampled until then, and no call goes on from it.
     """
 
     execution: str

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gyre.trajectory.records import CallRecord
+from gyre.trajectory.records import UNFINISHED, CallRecord
 
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -52,11 +52,13 @@ class Node:
 
 
 class TrajectoryTree:
-    """Calls in the order they were recorded. A forest: a prompt that extends no path is a new root."""
+    """Calls in the order they were recorded. A forest: a prompt that extends no path is a new root. Calls
+    that nobody was answered are no part of it: `unfinished` has their sampled tokens, by call."""
 
     def __init__(self, execution: str) -> None:
         self.execution = execution
         self.nodes: list[Node] = []
+        self.unfinished: dict[str, int] = {}
         self._children: list[list[int]] = []
         self._index: dict[str, int] = {}
 
@@ -72,6 +74,10 @@ class TrajectoryTree:
             parent = self._index.get(record.parent)
             if parent is None:
                 raise TreeError(self.execution, record.call, f"its parent {record.parent} is not recorded")
+        if record.finish_reason == UNFINISHED:
+            is_new = record.call not in self.unfinished
+            self.unfinished[record.call] = len(record.output_ids)
+            return is_new
         if (known := self._index.get(record.call)) is not None:
             self._check_same(self.nodes[known], parent, tokens, record)
             return False
@@ -119,7 +125,8 @@ class TrajectoryTree:
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(node.sampled_tokens for node in self.nodes)
+        """Those of unfinished calls too."""
+        return sum(node.sampled_tokens for node in self.nodes) + sum(self.unfinished.values())
 
     def _tokens(self, record: CallRecord) -> Tokens:
         sampled = len(record.output_ids)

@@ -173,23 +173,40 @@ async def test_a_closed_executions_key_is_dead(one: House) -> None:
     assert (status, answer["error"]["code"]) == (400, "execution_closed")
 
 
+async def test_what_is_in_flight_when_an_execution_is_closed_is_recorded_as_unfinished(one: House) -> None:
+    one.script.pause_at = 3
+    call = asyncio.create_task(one.post(CHAT))
+    await one.script.paused.wait()
+    await one.proxy.ask(CloseExecution(execution="g000001.00"))
+    (record,) = one.kept.records
+    assert (record.call, record.finish_reason) == ("g000001.00-0-0000", "unfinished")
+    assert 0 < len(record.logprobs) == len(record.versions) == len(record.output_ids)
+    assert "hel".startswith(one.script.text(record.output_ids))
+    status, answer = await call
+    assert (status, answer["error"]["code"]) == (400, "execution_closed")
+    await one.until(in_flight=0)
+    assert one.kept.records == [record]
+
+
+async def test_what_was_sampled_of_a_call_that_fails_is_recorded_as_unfinished(
+    chatml_folder: Path, tmp_path: Path
+) -> None:
+    async with house(chatml_folder, tmp_path, wait_s=0.1) as built:
+        built.script.failing = {"cell0"}
+        assert (await built.post(CHAT))[0] == 503
+        assert [record.finish_reason for record in built.kept.records] == ["unfinished"]
+        built.script.failing = set()
+        await built.chat(USER)
+        assert [record.parent for record in built.kept.records] == [None, None]
+        assert [record.finish_reason for record in built.kept.records] == ["unfinished", "stop"]
+
+
 async def test_a_new_attempt_ends_the_old_one(one: House) -> None:
     old = one.access["g000001.00"]
     await one.open(attempt=1)
     one.access["old"] = old
     assert (await one.post(CHAT, "old"))[0] == 400
     assert (await one.post(CHAT))[0] == 200
-
-
-async def test_closing_cancels_calls_and_records_none(one: House) -> None:
-    one.script.pause_at = 1
-    call = asyncio.create_task(one.post(CHAT))
-    await one.script.paused.wait()
-    await one.proxy.ask(CloseExecution(execution="g000001.00"))
-    status, answer = await call
-    assert (status, answer["error"]["code"]) == (400, "execution_closed")
-    await one.until(in_flight=0)
-    assert one.kept.records == []
 
 
 async def test_an_unknown_key_is_a_401(one: House) -> None:

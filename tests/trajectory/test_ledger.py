@@ -12,6 +12,7 @@ from gyre.trajectory.book import Book
 from gyre.trajectory.config import DrawRule, SamplingConfig
 from gyre.trajectory.ledger import Ledger, account
 from gyre.trajectory.pack import PlannedGroup, ScoredExecution, plan_group
+from gyre.trajectory.records import UNFINISHED
 from gyre.trajectory.roles import classify
 from gyre.trajectory.sampling import Draw
 from tests.trajectory.trees import random_records, record, result, spec, tree_of, user
@@ -34,6 +35,9 @@ def groups(draw: st.DrawFn) -> list[ScoredExecution]:
     for index in range(draw(st.integers(1, 4))):
         records = draw(random_records(execution=f"g000000.{index:02d}", max_calls=6))
         tree = tree_of(*records)
+        for lost in range(draw(st.integers(0, 2))):
+            out = [3] * (lost + 1)
+            tree.add(record(f"lost {lost}", out=out, execution=tree.execution, finish_reason=UNFINISHED))
         score = draw(st.sampled_from([0.0, 0.5, 1.0]))
         found.append(ScoredExecution(execution=tree.execution, score=score, tree=tree, roles=classify(tree)))
     return found
@@ -69,6 +73,8 @@ def test_every_sampled_token_is_in_exactly_one_place(
         for node in execution.tree.nodes
         if node.sampled_tokens
     }
+    for execution in executions:
+        sampled |= {(execution.execution, call): n for call, n in execution.tree.unfinished.items()}
     assert len(planned.ledger.trained) + len(planned.ledger.excluded) == len(sampled)
     assert trained + excluded == sampled
     assert trained == trained_positions(planned, executions)
@@ -89,10 +95,12 @@ def test_a_reason_is_true(executions: list[ScoredExecution], sampling: SamplingC
     draws = Counter(t.execution for micro_step in planned.micro_steps for t in micro_step.trajectories)
     limit = sampling.max_staleness
     for its in planned.ledger.excluded:
-        age = STEP - versions[its.execution, its.call]
+        age = STEP - versions.get((its.execution, its.call), STEP)
         match its.reason:
             case "discarded_group":
                 assert len(executions) < 2
+            case "unfinished":
+                assert its.call in trees[its.execution].unfinished
             case "zero_advantage":
                 assert planned.advantages[its.execution] == 0.0
             case "stale":
@@ -138,6 +146,20 @@ def test_what_has_no_tree_in_the_group_is_listed_by_its_counts() -> None:
             book.record(record("a", out=[1] * attempt, execution=execution))
         book.close(book.end(spec(execution), result(execution, score)))
     assert book.group("g000000").excluded_tokens(Ledger()) == {"dropped": 2, "earlier_attempt": 2}
+
+
+def test_what_was_in_flight_when_an_execution_ended_is_listed_as_unfinished() -> None:
+    book = Book()
+    for execution, score in {"g000000.00": 1.0, "g000000.01": None}.items():
+        book.open(spec(execution))
+        book.record(record("a", execution=execution))
+        book.record(record("b", "a", out=[4, 5], execution=execution, finish_reason=UNFINISHED))
+        book.close(book.end(spec(execution), result(execution, score)))
+    group = book.group("g000000")
+    assert [ended.counts.sampled_tokens for ended in group.ended.values()] == [3, 3]
+    (scored,) = group.scored.values()
+    its = account(scored.tree, [Draw(leaf=0, role="main", trains=frozenset([0]))], {})
+    assert (its.trained_tokens, group.excluded_tokens(its)) == (1, {"dropped": 3, "unfinished": 2})
 
 
 def test_of_an_evaluation_nothing_is_trained() -> None:

@@ -6,7 +6,7 @@ from gyre.trajectory.book import Book
 from gyre.trajectory.journal import Journal
 from gyre.trajectory.ledger import Ledger
 from gyre.trajectory.reader import JournalReader
-from gyre.trajectory.records import CallRetried
+from gyre.trajectory.records import UNFINISHED, CallRetried
 from gyre.trajectory.resume import load
 from gyre.trajectory.rows import GroupOutcome
 from tests.trajectory.trees import record, result, spec
@@ -76,6 +76,21 @@ async def test_what_an_attempt_sampled_that_was_begun_anew_is_still_listed(tmp_p
         after, _ = load(reader, first_step=0, groups_per_step=1)
     for book in (before, after):
         assert book.group("g000000").excluded_tokens(Ledger()) == {"earlier_attempt": 3}
+
+
+async def test_what_nobody_was_answered_is_still_listed(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    lost = record("c", "b", out=[6] * 4, finish_reason=UNFINISHED)
+    async with Journal(path) as journal:
+        for _ in range(2):
+            await live(journal, Book(), "g000000.00", None, ends=False)
+            await journal.write(lost)
+    with JournalReader(path) as reader:
+        book, _ = load(reader, first_step=0, groups_per_step=1)
+    ended = book.end(spec(), result("g000000.00", 1.0))
+    book.close(ended)
+    assert (ended.counts.sampled_tokens, ended.counts.calls) == (7, 2)
+    assert book.group("g000000").excluded_tokens(Ledger()) == {"earlier_attempt": 7}
 
 
 async def test_of_trained_steps_only_sums_are_kept(tmp_path: Path) -> None:

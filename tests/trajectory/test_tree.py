@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gyre.trajectory.records import CallRecord
+from gyre.trajectory.records import UNFINISHED, CallRecord
 from gyre.trajectory.tree import TrajectoryTree, TreeError
 from tests.trajectory.trees import random_records, record, tree_of
 
@@ -50,6 +50,16 @@ def test_the_same_record_again_changes_nothing() -> None:
     tree = tree_of(record("a"), record("b", "a"))
     assert tree.add(record("b", "a")) is False
     assert len(tree.nodes) == 2
+
+
+def test_a_call_that_nobody_was_answered_is_no_node_and_its_tokens_are_known() -> None:
+    tree = tree_of(record("a"), record("b", "a", out=[4, 5], finish_reason=UNFINISHED))
+    assert [node.call for node in tree.leaves()] == ["a"]
+    assert (tree.unfinished, tree.sampled_tokens) == ({"b": 2}, 3)
+    assert tree.add(record("b", "a", out=[4, 5], finish_reason=UNFINISHED)) is False
+    assert tree.sampled_tokens == 3
+    with pytest.raises(TreeError, match="its parent b is not recorded"):
+        tree.add(record("c", "b"))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def record(
     messages: Sequence[dict[str, Any]] = (),
     output: dict[str, Any] | None = None,
     has_tools: bool = True,
+    finish_reason: str = "stop",
 ) -> CallRecord:
     return CallRecord(
         execution=execution,
@@ -32,7 +33,7 @@ def record(
         output_ids=tuple(out),
         logprobs=tuple(-0.5 * (position + 1) for position in range(len(out))),
         versions=(version,) * len(out),
-        finish_reason="stop",
+        finish_reason=finish_reason,
         messages=tuple(messages),
         output_message=output or says(""),
         has_tools=has_tools,
