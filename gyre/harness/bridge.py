@@ -20,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 CHUNK_BYTES = 65536
@@ -150,6 +151,14 @@ def too_many() -> str | None:
     return f"{MAX_THREADS} threads" if threads > MAX_THREADS else None
 
 
+def kill_all(status_fd: int, why: str) -> int:
+    """The command's exit code."""
+    os.kill(-1, signal.SIGKILL)
+    os.write(2, f"all were killed: {why}\n".encode())
+    os.write(status_fd, f"exit {KILLED}\n".encode())
+    return KILLED
+
+
 def run(status_fd: int, file_bytes: int, port: int, path: str, command: Sequence[str]) -> int:
     """The command's exit code, or 128 + the signal that killed it."""
     os.set_inheritable(status_fd, False)
@@ -166,14 +175,14 @@ def run(status_fd: int, file_bytes: int, port: int, path: str, command: Sequence
     os.write(status_fd, b"started\n")
     process = os.pidfd_open(pid)
     selector.register(process, selectors.EVENT_READ, None)
+    count_at = time.monotonic()
     while True:
         # Nobody is told of a fork.
-        if (found := too_many()) is not None:
-            os.kill(-1, signal.SIGKILL)
-            os.write(2, f"all were killed: there were more than {found}\n".encode())
-            os.write(status_fd, f"exit {KILLED}\n".encode())
-            return KILLED
-        for key, mask in selector.select(COUNT_EVERY_S):
+        if time.monotonic() >= count_at:
+            if (found := too_many()) is not None:
+                return kill_all(status_fd, f"there were more than {found}")
+            count_at = time.monotonic() + COUNT_EVERY_S
+        for key, mask in selector.select(max(0.0, count_at - time.monotonic())):
             if key.data is not None:
                 key.data(mask)
                 continue

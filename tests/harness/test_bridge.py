@@ -38,12 +38,14 @@ async def run_bridge(tmp_path: Path) -> AsyncIterator[Run]:
 
     server = await asyncio.start_unix_server(serve, tmp_path / "socket")
 
-    async def run(*command: str, port: int | None = None) -> tuple[int, list[str], str]:
+    async def run(
+        *command: str, port: int | None = None, program: tuple[str, ...] = (bridge.__file__,)
+    ) -> tuple[int, list[str], str]:
         read, write = os.pipe()
         port = free_port() if port is None else port
         words = [word.replace("{port}", str(port)) for word in command]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", bridge.__file__),
+            *(sys.executable, "-I", "-S", *program),
             *(str(write), str(1 << 30), str(port), str(tmp_path / "socket"), *words),
             stdout=asyncio.subprocess.PIPE,
             pass_fds=(write,),
@@ -97,6 +99,28 @@ print(size, digest.hexdigest())
 async def test_much_goes_both_ways_to_a_slow_reader(run_bridge: Run) -> None:
     _, _, said = await run_bridge(sys.executable, "-c", UPLOAD)
     assert said == f"{len(SERVED)} {hashlib.sha256(SERVED).hexdigest()}\n"
+
+
+COUNTING = f"""
+import sys, time
+sys.path.insert(0, {str(Path(bridge.__file__).parent)!r})
+import bridge
+look, looks = bridge.too_many, 0
+def too_many():
+    global looks
+    looks += 1
+    return look()
+bridge.too_many = too_many
+began = time.monotonic()
+bridge.main(sys.argv[1:])
+print(looks, time.monotonic() - began)
+"""
+
+
+async def test_processes_are_not_counted_for_each_chunk_that_is_relayed(run_bridge: Run) -> None:
+    _, _, said = await run_bridge(sys.executable, "-c", UPLOAD, program=("-c", COUNTING))
+    looks, took_s = said.splitlines()[-1].split()
+    assert 1 <= int(looks) <= float(took_s) / bridge.COUNT_EVERY_S + 1
 
 
 MANY = """
