@@ -36,7 +36,8 @@ class Speech(Protocol):
 
 
 class Api(Speech, Protocol):
-    """Calls are posted to `path`; `keep_alive` is what a waiting stream may carry."""
+    """Calls are posted to `path`; `keep_alive` is what a waiting stream may carry. Streamed or not, an answer
+    leaves when it is complete and recorded."""
 
     keep_alive: bytes
 
