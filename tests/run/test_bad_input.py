@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gyre.trajectory.reader import JournalReader
 from tests.run.bad_jobs import Ended, copied_policy, start, start_here, write_job
 from tests.run.jobs import RunningJob, assert_each_execution_ended_once
 
@@ -257,6 +258,20 @@ def test_the_job_goes_on(mixed: MixedJob) -> None:
     assert mixed.summary()["failed_calls"] == 0
     assert Path(mixed.summary()["checkpoint"]).name == "step-000001"
     mixed.assert_nothing_left()
+
+
+def test_of_complete_groups_every_token_is_trained_or_listed(mixed: MixedJob) -> None:
+    with JournalReader(mixed.run_dir / "journal.db") as journal:
+        made = [
+            call
+            for group in journal.groups()
+            for row in journal.executions(group.group)
+            for call in journal.calls(row.execution, earlier_attempts=True)
+        ]
+    summary = mixed.summary()
+    listed = sum(summary["excluded_tokens"].values())
+    assert summary["trained_tokens"] > 0
+    assert summary["trained_tokens"] + listed == sum(len(call.output_ids) for call in made)
 
 
 WORKS = [("completed", 0.5), ("completed", 0.75), ("completed", 0.5)]
