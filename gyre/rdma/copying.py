@@ -63,6 +63,9 @@ class Copier:
         finally:
             if working:
                 await asyncio.wait(working)
+                for work in working:
+                    # One error is told; of the others it is known by this that somebody has them.
+                    work.exception()
 
     def close(self) -> None:
         """Nothing is copied any more."""

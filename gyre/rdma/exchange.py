@@ -14,10 +14,21 @@ import msgspec
 import structlog
 
 from gyre.rdma.answering import Answering
-from gyre.rdma.base import DEFAULT_TIMEOUT_S, Extent, Look, Note, Op, RegionError, RegionHandle, Registration
+from gyre.rdma.base import (
+    DEFAULT_TIMEOUT_S,
+    Extent,
+    Look,
+    Note,
+    Op,
+    RegionError,
+    RegionHandle,
+    Registration,
+    TransferTimeout,
+)
 from gyre.rdma.dialling import Lanes
 from gyre.rdma.frames import MAX_NOTE_BYTES, MAX_PIECES, MAX_TIMEOUT_S, BadFrame, Begin, Done, Go, Tell
 from gyre.rdma.lane import Lane, LaneLost
+from gyre.rdma.looking import Looks
 from gyre.rdma.memory import (
     Memory,
     Registered,
@@ -26,7 +37,6 @@ from gyre.rdma.memory import (
     check_pieces,
     checked_name,
     fresh_bytes,
-    look_at,
     new_key,
     of_host,
     stripes,
@@ -74,6 +84,7 @@ class Exchange(abc.ABC):
         self._lanes: Lanes | None = None
         # Memory is made there: it takes the kernel a while to find it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"gyre-rdma-{self.name}")
+        self._looks = Looks(self._thread)
         self.closed = False
 
     # --- what differs -----------------------------------------------------------------------------
@@ -230,8 +241,11 @@ class Exchange(abc.ABC):
         timeout_s: float,
         look: Look,
     ) -> None:
-        await self._operate("read", local, remote, extents, timeout_s)
-        await asyncio.get_running_loop().run_in_executor(self._thread, look_at, extents, look)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        with local.used():
+            await self._operate("read", local, remote, extents, timeout_s)
+            if not await self._looks.at(extents, look, deadline):
+                raise TransferTimeout(remote.name, remote.peer, "look", f"not done within {timeout_s:g} s")
 
     async def _operate(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from gyre.rdma.base import Extent, Look, Op, RegionError, RegionHandle
+from gyre.rdma.base import Extent, Op, RegionError, RegionHandle
 
 KEY_BYTES = 16
 # How long `close` waits for what others have begun, before it hangs up on them.
@@ -186,12 +186,6 @@ def check_pieces(extents: Sequence[Extent], nbytes: int) -> None:
     for extent in extents:
         if nbytes <= 0 or extent.nbytes % nbytes:
             raise ValueError(f"{extent.nbytes} bytes are not whole pieces of {nbytes}")
-
-
-def look_at(extents: Sequence[Extent], look: Look) -> None:
-    for at, _, nbytes in extents:
-        for start in range(at, at + nbytes, look.nbytes):
-            look.at(start)
 
 
 def stripes(extents: Sequence[Extent], at_most: int, bytes_each: int, pieces_each: int) -> list[list[Extent]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -93,6 +95,38 @@ async def test_what_a_look_raises_is_raised(backend: Backend, holder: Holder, lo
 
     with pytest.raises(RuntimeError, match="at 0"):
         await backend.read(mine, remote, [Extent(0, 0, 16)], look=Look(16, look))
+
+
+async def test_a_read_that_ends_is_looked_at_no_more(backend: Backend, holder: Holder, local: Local) -> None:
+    remote, mine = await holder.hold("theirs", 64), await local(64)
+    loop, looking = asyncio.get_running_loop(), asyncio.Event()
+    free, seen = threading.Event(), list[int]()
+
+    def look(at: int) -> None:
+        loop.call_soon_threadsafe(looking.set)
+        free.wait(10.0)
+        seen.append(at)
+
+    reading = asyncio.create_task(backend.read(mine, remote, whole(64), look=Look(8, look)))
+    async with asyncio.timeout(10.0):
+        await looking.wait()
+    closing = asyncio.create_task(mine.close())
+    reading.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not reading.done() and not closing.done()
+    free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    await closing
+    assert seen == [0]
+
+
+async def test_looks_are_within_the_time_of_a_read(backend: Backend, holder: Holder, local: Local) -> None:
+    remote, mine = await holder.hold("theirs", 64), await local(64)
+    with pytest.raises(TransferTimeout, match=r"not done within 0\.1 s"):
+        look = Look(8, lambda at: time.sleep(0.03))
+        await backend.read(mine, remote, whole(64), look=look, timeout_s=0.1)
 
 
 @pytest.mark.parametrize("nbytes", [1, 4097, 33 * MIB + 3])
