@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol, Self
 
 import msgspec
 
-Stage = Literal["dial", "admit", "move", "notify"]
+Stage = Literal["dial", "admit", "move", "look", "notify"]
 Op = Literal["read", "write"]
 DEFAULT_TIMEOUT_S = 30.0
 

@@ -30,6 +30,7 @@ from tests.cell.fault_kinds import (
     DEADLY,
     LEAVES,
     RANKS,
+    SOURCES,
     Case,
     all_cases,
     into_a_full_one,
@@ -163,9 +164,11 @@ async def test_kv_that_rests_is_used_or_computed_again(world: World, what: str) 
     events = await while_it_rests(job, streams, what)
     assert streams.wrong == []
     assert named(events, "call_failed") == []
-    (rested,) = named(events, "kv_rested")
-    sessions = {*rested["executions"]}
-    assert sessions and rested["tokens"] > 0 and rested["seconds"] < 1.0
+    # Of each engine of the cell.
+    rested = named(events, "kv_rested")
+    sessions = {session for event in rested for session in event["executions"]}
+    tokens = sum(event["tokens"] for event in rested)
+    assert sessions and tokens > 0 and all(event["seconds"] < 1.0 for event in rested)
     (state,) = named(events, "role_change_state", state="rest_idle")
     assert state["seconds"] < 1.0
     moved = {event["execution"] for event in named(events, "kv_moved", rested=True)}
@@ -175,9 +178,11 @@ async def test_kv_that_rests_is_used_or_computed_again(world: World, what: str) 
     elif what == "back":
         assert (moved, not_moved) == (set(), {})
         metrics = (await job.status(LEAVES)).engine
-        assert metrics.kv_tokens_put_back - before[LEAVES].kv_tokens_put_back == rested["tokens"]
+        assert metrics.kv_tokens_put_back - before[LEAVES].kv_tokens_put_back == tokens
     else:
-        assert moved == set() and not_moved.keys() <= sessions
+        # Of a rank that is killed beside another, whose engine still gives.
+        assert moved == set() or (what == "killed" and len(SOURCES) > 1)
+        assert moved | not_moved.keys() <= sessions
         assert {*not_moved.values()} <= {"import_KvUnavailable", "pin_ActorDied", "pin_RemoteError"}
         assert what == "killed" or not_moved.keys() == sessions
     await job.all_roll_out()
