@@ -124,9 +124,9 @@ async def test_a_read_that_ends_is_looked_at_no_more(backend: Backend, holder: H
 
 async def test_looks_are_within_the_time_of_a_read(backend: Backend, holder: Holder, local: Local) -> None:
     remote, mine = await holder.hold("theirs", 64), await local(64)
-    with pytest.raises(TransferTimeout, match=r"not done within 0\.1 s"):
-        look = Look(8, lambda at: time.sleep(0.03))
-        await backend.read(mine, remote, whole(64), look=look, timeout_s=0.1)
+    with pytest.raises(TransferTimeout, match=r"not done within 0\.04 s"):
+        look = Look(8, lambda at: time.sleep(0.012))
+        await backend.read(mine, remote, whole(64), look=look, timeout_s=0.04)
 
 
 @pytest.mark.parametrize("nbytes", [1, 4097, 33 * MIB + 3])
