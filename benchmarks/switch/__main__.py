@@ -47,6 +47,8 @@ async def measure(report: Report, console: Console, shape: Shape, changes: int) 
             async with job.calls():
                 for turn in range(WARM + changes):
                     left, back = await job.to_train(1), await job.to_rollout(1)
+                    took_s = [sum(change.states_s.values()) for change in (left, back)]
+                    console.print(f"{turn + 1} of {WARM + changes}: {took_s[0]:.2f} s, {took_s[1]:.2f} s")
                     if turn < WARM:
                         continue
                     to_train.append(left)
