@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -47,8 +47,8 @@ class ExecutionLine(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
-class TrajectoryLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A path from a root to the call `leaf`. Lists have one entry for each token of the path."""
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an execution."""
 
     run: str
     execution: str
@@ -58,6 +58,11 @@ class TrajectoryLine(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     score: float | None
     advantage: float | None
+
+
+class TrajectoryLine(_Part, frozen=True, kw_only=True):
+    """A path from a root to the call `leaf`. Lists have one entry for each token of the path."""
+
     leaf: int
     call: str
     role: str
@@ -74,18 +79,10 @@ class TrajectoryLine(msgspec.Struct, frozen=True, kw_only=True):
     kv_versions: list[int]
 
 
-class SpanLine(msgspec.Struct, frozen=True, kw_only=True):
+class SpanLine(_Part, frozen=True, kw_only=True):
     """Tokens of one call that follow each other and have all but id and log-probability in common.
     `position` is that of the first on its path."""
 
-    run: str
-    execution: str
-    group: str
-    task: str
-    split: str
-    step: int
-    score: float | None
-    advantage: float | None
     node: int
     call: str
     parent: int | None
@@ -156,24 +153,31 @@ def execution_line(run: RecordedRun, found: Recorded) -> ExecutionLine:
     )
 
 
+def _of_execution(run: RecordedRun, found: Recorded) -> dict[str, Any]:
+    """The fields of `_Part`."""
+    spec = found.row.spec
+    return {
+        "run": run.folder.name,
+        "execution": spec.execution,
+        "group": spec.group,
+        "task": spec.task,
+        "split": spec.split,
+        "step": _step(found),
+        "score": _score(found),
+        "advantage": found.advantage,
+    }
+
+
 def trajectory_lines(run: RecordedRun, found: Recorded) -> Iterator[TrajectoryLine]:
     """Those that are trained in the order of their draws, then the others."""
     drawn = {trajectory.leaf: index for index, trajectory in enumerate(found.draws)}
-    spec = found.row.spec
     for leaf in sorted(found.tree.leaves(), key=lambda node: (drawn.get(node.index, len(drawn)), node.index)):
         tokens = found.tree.path_tokens(leaf)
         draw = drawn.get(leaf.index)
         its = found.draws[draw] if draw is not None else None
         trained = np.frombuffer(its.trainable, np.uint8) if its else np.zeros(len(tokens.token_ids), np.uint8)
         yield TrajectoryLine(
-            run=run.folder.name,
-            execution=spec.execution,
-            group=spec.group,
-            task=spec.task,
-            split=spec.split,
-            step=_step(found),
-            score=_score(found),
-            advantage=found.advantage,
+            **_of_execution(run, found),
             leaf=leaf.index,
             call=leaf.call,
             role=found.roles.of_node[leaf.index],
@@ -220,18 +224,11 @@ def _span(
     fate: Fate,
     text: TokenText | None,
 ) -> SpanLine:
-    spec, tokens = found.row.spec, node.tokens
+    tokens = node.tokens
     sampled = bool(tokens.sampled[first])
     ids = tokens.token_ids[first:last].tolist()
     return SpanLine(
-        run=run.folder.name,
-        execution=spec.execution,
-        group=spec.group,
-        task=spec.task,
-        split=spec.split,
-        step=_step(found),
-        score=_score(found),
-        advantage=found.advantage,
+        **_of_execution(run, found),
         node=node.index,
         call=node.call,
         parent=node.parent,

@@ -154,7 +154,7 @@ async def test_every_call_is_answered(world: World, case: Case) -> None:
         await check_nothing_is_left(job)
 
 
-@pytest.mark.skipif(not RESTS, reason="all faults take long enough")
+@pytest.mark.skipif(not RESTS, reason="in its cells nothing rests: GYRE_TEST_FAULTS")
 @pytest.mark.parametrize("what", ["sent for", "back", "corrupt", "killed"])
 async def test_kv_that_rests_is_used_or_computed_again(world: World, what: str) -> None:
     job, streams = world

@@ -65,9 +65,9 @@ class ForkServer:
             self._load()
         while True:
             for key, _ in self._selector.select():
-                forked = key.data()
+                forked: Boot | None = key.data()
                 if forked is not None:
-                    return forked  # type: ignore[no-any-return]
+                    return forked
 
     def _load(self) -> Imported:
         if self._imported is None:
