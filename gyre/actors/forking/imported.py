@@ -11,27 +11,7 @@ from importlib.machinery import PathFinder
 
 from gyre.actors.forking.messages import ForkRequest
 from gyre.actors.forking.surroundings import surroundings
-
-# Of an environment, what nothing reads while it is imported: these may be another process' own.
-READ_LATER = frozenset(
-    [
-        "COLUMNS",
-        "CUDA_VISIBLE_DEVICES",
-        "LINES",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "OLDPWD",
-        "PWD",
-        "PYTHONPATH",
-        "RANK",
-        "SHLVL",
-        "WORLD_SIZE",
-        "_",
-    ]
-)
-OURS = ("GYRE_", "PYTEST_")
+from gyre.actors.forking.variables import matters, watched
 
 
 class Imported:
@@ -40,6 +20,7 @@ class Imported:
     def __init__(self) -> None:
         self._before = dict(os.environ)
         self._after = self._before
+        self._asked_for: set[str] = set()
         self._descriptors = descriptors()
         self._opened: set[str] = set()
         self._error = ""
@@ -50,8 +31,9 @@ class Imported:
         """What is there then stays in pages that all forks share."""
         gc.disable()
         try:
-            for module in modules:
-                importlib.import_module(module)
+            with watched(self._asked_for):
+                for module in modules:
+                    importlib.import_module(module)
         except Exception as error:
             self._error = f"{type(error).__name__}: {error}"
         gc.collect()
@@ -77,7 +59,7 @@ class Imported:
         return self._fits[path] or self._other_variable(request.environment)
 
     def environment(self, asked: dict[str, str]) -> dict[str, str]:
-        """With what imports have set."""
+        """With what imports have set: to be set in the fork before anything else is done there."""
         changed = {k: v for k, v in self._after.items() if self._before.get(k) != v}
         return {**asked, **changed}
 
@@ -91,7 +73,7 @@ class Imported:
 
     def _other_variable(self, asked: dict[str, str]) -> str:
         for name in sorted({*asked, *self._before}):
-            if name in READ_LATER or name.startswith(OURS):
+            if not matters(name, self._asked_for):
                 continue
             if asked.get(name) not in (self._before.get(name), self._after.get(name)):
                 return f"its {name} is {asked.get(name)!r}, not {self._before.get(name)!r}"

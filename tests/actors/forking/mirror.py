@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import os
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -40,6 +42,7 @@ class Mirror(Actor):
             **_status(),
             **surroundings(),
             "environment": repr(sorted(os.environ.items())),
+            "environment of libraries": repr(sorted(_c_environment())),
             "sys.path": repr(sys.path),
             "folder": os.getcwd(),
             "leads": repr((os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid())),
@@ -72,6 +75,14 @@ def _status() -> dict[str, str]:
     return {
         name: value.strip() for name, _, value in (line.partition(":") for line in lines) if name in STATUS
     }
+
+
+def _c_environment() -> Iterator[bytes]:
+    entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    for entry in entries:
+        if entry is None:
+            return
+        yield entry
 
 
 def _kind(number: str) -> str:

@@ -82,9 +82,19 @@ async def mirror(node: Node, name: str, **options: object) -> Ref:
     return await node.spawn(spec(name, "forking.mirror:Mirror", **options))  # type: ignore[arg-type]
 
 
-async def test_a_fork_is_what_an_exec_would_have_made(node: Node, tmp_path: Path) -> None:
+async def test_a_fork_is_what_an_exec_would_have_made(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FORK_TEST_GONE", "FORK_TEST_OTHER"):
+        monkeypatch.setenv(name, "of the server")
     server = await serve(node)
-    environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "3", "MASTER_PORT": "7"}
+    monkeypatch.delenv("FORK_TEST_GONE")
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "FORK_TEST_OTHER": "its own",
+        "FORK_TEST_NEW": "its own too",
+    }
     log = tmp_path / "log"
     forked = await mirror(node, "forked", environment=environment, log_path=log)
     executed = await mirror(node, "executed", environment=environment, log_path=log, fork=False)
@@ -186,14 +196,21 @@ async def test_who_has_its_number_after_it_is_not_killed() -> None:
         (("tests.actors.forking.opens_file",), {}, "an import has opened .*/dev/zero"),
         (("tests.actors.forking.fails",), {}, "ImportError: not today"),
         (MODULES, {"environment": {"OMP_NUM_THREADS": "2"}}, "its OMP_NUM_THREADS is '2', not '1'"),
+        (MODULES, {"environment": {"MALLOC_ARENA_MAX": "2"}}, "its MALLOC_ARENA_MAX is '2', not None"),
+        (
+            ("tests.actors.forking.reads_variable",),
+            {"environment": {"FORK_TEST_READ": "2"}},
+            "its FORK_TEST_READ is '2', not None",
+        ),
     ],
 )
 async def test_it_is_executed_where_a_fork_would_be_another(
-    node: Node, modules: tuple[str, ...], options: dict[str, object], why: str
+    node: Node, modules: tuple[str, ...], options: dict[str, dict[str, str]], why: str
 ) -> None:
     await serve(node, *modules)
     with structlog.testing.capture_logs() as events:
-        ref = await mirror(node, "a", **{"environment": {"OMP_NUM_THREADS": "1"}, **options})
+        environment = {"OMP_NUM_THREADS": "1", **options.get("environment", {})}
+        ref = await mirror(node, "a", environment=environment)
     assert await ref.ask(Parent()) == os.getpid()
     (reason,) = [event["reason"] for event in events if event["event"] == "not_forked"]
     assert re.search(why, reason)

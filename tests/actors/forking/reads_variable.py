@@ -1,0 +1,3 @@
+import os
+
+FOUND = os.environ.get("FORK_TEST_READ")
