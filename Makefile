@@ -7,12 +7,13 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 SGLANG_VENV := .venv-sglang
+HARNESSES := .harnesses
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 # Compiled once, when first imported: compiling all of torch and transformers takes longer than a job.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-bodies test-faults test-hostile test-sglang lint
+.PHONY: install quickstart test test-bodies test-faults test-harness test-hostile test-sglang lint
 
 install: $(VENV)/.dev-installed
 
@@ -29,6 +30,10 @@ test-bodies: $(VENV)/.dev-installed
 # A fault in each state of a role change: a quarter of an hour on two cores.
 test-faults: $(VENV)/.dev-installed
 	GYRE_TEST_FAULTS=3x1 $(BIN)/pytest -q tests/cell/test_role_change_faults.py
+
+# Claude Code, codex, qwen-code, opencode and mini-swe-agent, 900 MB, at a scripted policy.
+test-harness: $(VENV)/.dev-installed $(HARNESSES)/.installed
+	GYRE_TEST_HARNESSES=$(CURDIR)/$(HARNESSES) $(BIN)/pytest -q -n 2 tests/real_harnesses
 
 # All workspaces that want a better score than their work's: a minute on two cores.
 test-hostile: $(VENV)/.dev-installed
@@ -66,6 +71,16 @@ $(VENV)/.dev-installed: $(VENV)/.installed
 	MSWEA_SILENT_STARTUP=1 LITELLM_LOCAL_MODEL_COST_MAP=True \
 	    $(BIN)/python -c 'import minisweagent.run.mini, minisweagent.models.litellm_textbased_model'
 	touch $@
+
+# npm runs no scripts of packages; two need theirs, which choose the program for this machine.
+$(HARNESSES)/.installed: tests/real_harnesses/package.json tests/real_harnesses/package-lock.json
+	mkdir -p $(HARNESSES)
+	cp $^ $(HARNESSES)
+	cd $(HARNESSES)
+	npm install --ignore-scripts --no-audit --no-fund --loglevel=error
+	(cd node_modules/@anthropic-ai/claude-code && node install.cjs)
+	(cd node_modules/opencode-ai && node postinstall.mjs)
+	touch .installed
 
 $(SGLANG_VENV)/.installed: tests/sglang/requirements.txt | $(BIN)/python
 	$(BIN)/python -m venv $(SGLANG_VENV)
