@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +74,7 @@ Policy = Callable[[Prompt], str]
 
 def call(name: str, arguments: Mapping[str, Any]) -> str:
     """Written as a model might: not as `json.dumps` has it, nor as harnesses write it again."""
-    return '<tool_call>{"arguments":  %s, "name": "%s"}</tool_call>' % (json.dumps(arguments), name)
+    return f'<tool_call>{{"arguments":  {json.dumps(arguments)}, "name": "{name}"}}</tool_call>'
 
 
 class Speaker:
@@ -98,14 +98,9 @@ class Speaker:
         ids: list[int] = []
         for piece in re.split(r"(<[|/a-z_]+>)", text):
             special = self.tokenizer.token_to_id(piece)
-            pieces: Sequence[str] = [piece[at : at + 5] for at in range(0, len(piece), 5)]
-            ids += (
-                [special]
-                if special is not None
-                else [
-                    token
-                    for part in pieces
-                    for token in self.tokenizer.encode(part, add_special_tokens=False).ids
-                ]
-            )
+            if special is not None:
+                ids.append(special)
+                continue
+            for at in range(0, len(piece), 5):
+                ids += self.tokenizer.encode(piece[at : at + 5], add_special_tokens=False).ids
         return ids

@@ -1,5 +1,5 @@
-"""What of a job stands between a harness and the policy, all of it real: sandbox, bridge, proxy, routes, cells,
-trees, journal. Only the policy's answers are scripted."""
+"""What of a job stands between a harness and the policy, all of it real: sandbox, bridge, proxy, routes,
+cells, trees, journal. Only the policy's answers are scripted."""
 
 from __future__ import annotations
 
