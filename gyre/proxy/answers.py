@@ -5,7 +5,9 @@ from __future__ import annotations
 from aiohttp import web
 
 from gyre.proxy.api import Api
-from gyre.proxy.conversation import CallError, CallRequest, Completion
+from gyre.proxy.conversation import CallError, CallRequest
+from gyre.proxy.executions import Flight
+from gyre.proxy.telling import Telling
 
 
 class WholeAnswer:
@@ -13,15 +15,17 @@ class WholeAnswer:
 
     begun = False
 
-    def __init__(self, request: web.Request, api: Api) -> None:
+    def __init__(self, request: web.Request, api: Api, asked: CallRequest) -> None:
         self._request = request
         self._api = api
+        self._asked = asked
 
-    async def keep_alive(self) -> None:
-        """Such a client just waits."""
-
-    async def send(self, asked: CallRequest, completion: Completion) -> web.StreamResponse:
-        response = web.Response(body=self._api.answer(asked, completion), content_type="application/json")
+    async def send(self, flight: Flight) -> web.StreamResponse:
+        """Waits for it. Raises CallError, ConnectionError."""
+        completion = await flight.complete()
+        response = web.Response(
+            body=self._api.answer(self._asked, completion), content_type="application/json"
+        )
         _check_connected(self._request)
         await response.prepare(self._request)
         await response.write_eof()
@@ -32,12 +36,17 @@ class WholeAnswer:
 
 
 class StreamedAnswer:
-    """Server-sent events. The status line leaves with the first event, so that a call which fails soon
-    still gets a status that harnesses understand."""
+    """Server-sent events, as its tokens come. The status line leaves with the first event, so that a call
+    which fails soon still gets a status that harnesses understand; the last event once the call is recorded.
+    While nothing comes it carries `keep_alive` every `keep_alive_s`."""
 
-    def __init__(self, request: web.Request, api: Api) -> None:
+    def __init__(
+        self, request: web.Request, telling: Telling, keep_alive: bytes, keep_alive_s: float
+    ) -> None:
         self._request = request
-        self._api = api
+        self._telling = telling
+        self._keep_alive = keep_alive
+        self._keep_alive_s = keep_alive_s
         self._response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )
@@ -46,25 +55,30 @@ class StreamedAnswer:
     def begun(self) -> bool:
         return self._response.prepared
 
-    async def keep_alive(self) -> None:
-        await self._write(self._api.keep_alive)
-
-    async def send(self, asked: CallRequest, completion: Completion) -> web.StreamResponse:
-        for event in self._api.events(asked, completion):
-            await self._write(event)
+    async def send(self, flight: Flight) -> web.StreamResponse:
+        """Raises CallError, where the stream may have `begun`, and ConnectionError."""
+        telling = self._telling
+        while not flight.done.done():
+            if not await flight.news(telling.tokens, self._keep_alive_s):
+                await self._write(self._keep_alive)
+            elif len(flight.sample.token_ids) > telling.tokens:
+                await self._write(telling.hear(flight.opening, flight.sample.token_ids))
+        await self._write(telling.end(flight.done.result()))
         await self._response.write_eof()
         return self._response
 
     async def end_with(self, error: CallError) -> web.StreamResponse:
-        await self._write(self._api.error_event(error))
+        """Raises ConnectionError."""
+        await self._write(self._telling.error(error))
         await self._response.write_eof()
         return self._response
 
-    async def _write(self, event: bytes) -> None:
+    async def _write(self, events: bytes) -> None:
         _check_connected(self._request)
         if not self.begun:
             await self._response.prepare(self._request)
-        await self._response.write(event)
+        if events:
+            await self._response.write(events)
 
 
 def _check_connected(request: web.Request) -> None:

@@ -7,7 +7,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from gyre.proxy.conversation import CallError, CallRequest, Completion, bad_request
+from gyre.proxy.conversation import CallError, CallRequest, Completion, Opening, bad_request
+from gyre.proxy.live import Part
 
 # Headers by which harnesses name a session or an agent. They only ever tell calls apart.
 _HINT_HEADERS = (
@@ -35,20 +36,33 @@ class Speech(Protocol):
         """The body of an answer with the error's status."""
 
 
+class EventStream(Protocol):
+    """One answer as server-sent events, in the order of its methods."""
+
+    def begin(self, opening: Opening) -> Iterator[bytes]:
+        """Before its first word."""
+
+    def say(self, part: Part, text: str) -> Iterator[bytes]:
+        """More of its reasoning, then of its text."""
+
+    def end(self, completion: Completion) -> Iterator[bytes]:
+        """What follows the text: tool calls, the reason to stop, usage."""
+
+    def error(self, error: CallError) -> bytes:
+        """The end of a stream that cannot go on, whatever it has carried."""
+
+
 class Api(Speech, Protocol):
-    """Calls are posted to `path`; `keep_alive` is what a waiting stream may carry. Streamed or not, an answer
-    leaves when it is complete and recorded."""
+    """Calls are posted to `path`; `keep_alive` is what a waiting stream may carry. A streamed answer says the
+    same as a whole one."""
 
     keep_alive: bytes
 
     def answer(self, request: CallRequest, completion: Completion) -> bytes:
         """The body of a whole answer."""
 
-    def events(self, request: CallRequest, completion: Completion) -> Iterator[bytes]:
-        """The same as a stream of server-sent events, in order, the end included."""
-
-    def error_event(self, error: CallError) -> bytes:
-        """The error within a stream that has begun, but carried nothing except keep-alives."""
+    def stream(self, request: CallRequest) -> EventStream:
+        """For one answer."""
 
 
 class TokenCounter(Speech, Protocol):

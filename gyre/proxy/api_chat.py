@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gyre.proxy.api import (
+    EventStream,
     decode_body,
-    deltas,
     hints_of,
     left_out,
     not_supported,
@@ -25,9 +25,11 @@ from gyre.proxy.conversation import (
     Conversation,
     Message,
     MessageRole,
+    Opening,
     ToolCall,
     bad_request,
 )
+from gyre.proxy.live import Part
 
 _ROLES: dict[str, MessageRole] = {
     "system": "system",
@@ -123,32 +125,43 @@ class ChatCompletions:
             _envelope(completion, "chat.completion") | {"choices": [choice], "usage": _usage(completion)}
         )
 
-    def events(self, request: CallRequest, completion: Completion) -> Iterator[bytes]:
-        envelope = _envelope(completion, "chat.completion.chunk")
-
-        def event(choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-            return _event(envelope | {"choices": choices, "usage": usage})
-
-        def delta(fields: dict[str, Any], finish_reason: str | None = None) -> bytes:
-            return event([{"index": 0, "delta": fields, "finish_reason": finish_reason}])
-
-        yield delta({"role": "assistant", "content": ""})
-        for piece in deltas(completion.message.reasoning or ""):
-            yield delta({"reasoning_content": piece})
-        for piece in deltas(completion.message.text):
-            yield delta({"content": piece})
-        for index, call in enumerate(completion.message.to_openai().get("tool_calls", ())):
-            yield delta({"tool_calls": [{"index": index, **call}]})
-        yield delta({}, completion.finish_reason)
-        if request.include_usage:
-            yield event([], _usage(completion))
-        yield b"data: [DONE]\n\n"
+    def stream(self, request: CallRequest) -> EventStream:
+        return _Chunks(request)
 
     def error(self, error: CallError) -> bytes:
         return msgspec.json.encode(openai_error(error))
 
-    def error_event(self, error: CallError) -> bytes:
+
+class _Chunks:
+    """An EventStream."""
+
+    def __init__(self, request: CallRequest) -> None:
+        self._include_usage = request.include_usage
+        self._envelope: dict[str, Any] = {}
+
+    def begin(self, opening: Opening) -> Iterator[bytes]:
+        self._envelope = _envelope(opening, "chat.completion.chunk")
+        yield self._delta({"role": "assistant", "content": ""})
+
+    def say(self, part: Part, text: str) -> Iterator[bytes]:
+        yield self._delta({"content" if part == "text" else "reasoning_content": text})
+
+    def end(self, completion: Completion) -> Iterator[bytes]:
+        for index, call in enumerate(completion.message.to_openai().get("tool_calls", ())):
+            yield self._delta({"tool_calls": [{"index": index, **call}]})
+        yield self._delta({}, completion.finish_reason)
+        if self._include_usage:
+            yield self._chunk([], _usage(completion))
+        yield b"data: [DONE]\n\n"
+
+    def error(self, error: CallError) -> bytes:
         return _event(openai_error(error))
+
+    def _delta(self, fields: dict[str, Any], finish_reason: str | None = None) -> bytes:
+        return self._chunk([{"index": 0, "delta": fields, "finish_reason": finish_reason}])
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
+        return _event(self._envelope | {"choices": choices, "usage": usage})
 
 
 def _message(place: int, message: _Message) -> Message:
@@ -196,12 +209,12 @@ def _tools(tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     return tuple(offered)
 
 
-def _envelope(completion: Completion, kind: str) -> dict[str, Any]:
+def _envelope(opening: Opening, kind: str) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{completion.call}",
+        "id": f"chatcmpl-{opening.call}",
         "object": kind,
-        "created": completion.created_s,
-        "model": completion.model,
+        "created": opening.created_s,
+        "model": opening.model,
     }
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gyre.proxy.api import (
+    EventStream,
     decode_body,
     function_tool,
     hints_of,
@@ -28,7 +29,7 @@ from gyre.proxy.conversation import (
     bad_request,
     without_billing,
 )
-from gyre.proxy.messages_output import error_fields, message, message_events
+from gyre.proxy.messages_output import MessageEvents, error_fields, message
 
 
 class _Block(msgspec.Struct):
@@ -116,11 +117,8 @@ class Messages(_Speech):
     def answer(self, request: CallRequest, completion: Completion) -> bytes:
         return msgspec.json.encode(message(completion))
 
-    def events(self, request: CallRequest, completion: Completion) -> Iterator[bytes]:
-        return message_events(completion)
-
-    def error_event(self, error: CallError) -> bytes:
-        return server_event("error", error_fields(error))
+    def stream(self, request: CallRequest) -> EventStream:
+        return MessageEvents()
 
 
 def _messages(body: _Body) -> tuple[Message, ...]:

@@ -4,12 +4,12 @@ reasoning, text), because the job decides that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
-from gyre.proxy.api import decode_body, hints_of, openai_error, says_retry
+from gyre.proxy.api import EventStream, decode_body, hints_of, openai_error, says_retry
 from gyre.proxy.conversation import (
     CallError,
     CallRequest,
@@ -20,7 +20,7 @@ from gyre.proxy.conversation import (
     bad_request,
 )
 from gyre.proxy.responses_input import Item, messages_of
-from gyre.proxy.responses_output import error_events, output_events, response
+from gyre.proxy.responses_output import OutputEvents, response
 from gyre.proxy.responses_tools import Tool, offered_tools
 
 
@@ -82,11 +82,8 @@ class Responses(_Speech):
     def answer(self, request: CallRequest, completion: Completion) -> bytes:
         return msgspec.json.encode(response(request, completion))
 
-    def events(self, request: CallRequest, completion: Completion) -> Iterator[bytes]:
-        return output_events(request, completion)
-
-    def error_event(self, error: CallError) -> bytes:
-        return error_events(error)
+    def stream(self, request: CallRequest) -> EventStream:
+        return OutputEvents(request)
 
 
 def _refuse_what_is_kept_elsewhere(body: _Body) -> None:

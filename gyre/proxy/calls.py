@@ -21,12 +21,15 @@ from gyre.proxy.conversation import (
     CallError,
     CallRequest,
     Completion,
+    Opening,
     bad_request,
     execution_closed,
+    internal,
     prompt_too_long,
     unavailable,
 )
 from gyre.proxy.executions import Execution, Flight
+from gyre.proxy.live import LiveAnswer
 from gyre.proxy.matching import draw_seed
 from gyre.proxy.messages import ProxyTotals
 from gyre.proxy.prompts import Prompt, encode_prompt
@@ -142,6 +145,10 @@ class CallDesk:
         flight.task.add_done_callback(lambda _: self._landed(flight))
         return flight
 
+    def live(self, request: CallRequest) -> LiveAnswer:
+        """For telling its answer while that is sampled."""
+        return self._codec.live(parse_tools=request.parse_tools)
+
     async def count_tokens(self, execution: Execution, request: CallRequest) -> int:
         """How long the prompt of such a call would be. Raises CallError."""
         digests = _digests(execution, request)
@@ -206,7 +213,7 @@ class CallDesk:
             log.exception("call_failed", execution=execution.name, call=flight.call, status=500)
             await self._keep_unfinished(flight)
             execution.forget(flight)
-            flight.fail(CallError(500, f"{type(error).__name__}: {error}", code="internal"))
+            flight.fail(internal(error))
 
     def _landed(self, flight: Flight) -> None:
         """Also called where the flight's task was cancelled before its first step."""
@@ -217,7 +224,13 @@ class CallDesk:
         started_s = time.time()
         request = flight.request
         prompt, seed = await self._encode(execution, flight)
-        sample = Sample()
+        sample = flight.sample
+        flight.prompt = Opening(
+            call=flight.call,
+            model=request.model or self._model_name,
+            created_s=int(started_s),
+            prompt_tokens=len(prompt.ids),
+        )
 
         def decoded() -> tuple[DecodedAnswer, CallRecord]:
             answer = self._codec.decode_answer(sample.token_ids, flight.call, parse_tools=request.parse_tools)
@@ -244,14 +257,10 @@ class CallDesk:
         )
         self._count(flight, prompt, sample, answer)
         return Completion(
-            call=flight.call,
-            model=request.model or self._model_name,
-            created_s=int(record.finished_s),
+            **msgspec.structs.asdict(flight.opening),
             message=answer.message,
             finish_reason=_finish_reason(sample, answer),
-            prompt_tokens=len(prompt.ids),
             completion_tokens=len(sample.token_ids),
-            cached_tokens=sample.cached_tokens,
             reasoning_tokens=answer.reasoning_tokens,
         )
 

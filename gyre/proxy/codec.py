@@ -17,6 +17,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from gyre.proxy.conversation import Message, ToolCall, wire_id
+from gyre.proxy.live import LiveAnswer, LiveText
 from gyre.proxy.reasoning import CLOSE, OPEN, split_reasoning
 from gyre.proxy.template import TemplateUnusable, load_chat_template, read_tokenizer_config, token_text
 from gyre.proxy.tool_formats import TOOL_FORMATS, SampledAnswer, ToolFormat
@@ -107,6 +108,12 @@ class Codec:
         )
         reasoning_tokens = 0 if thought.reasoning is None else self._reasoning_tokens(output_ids)
         return DecodedAnswer(message, raw_calls, answer.malformed, reasoning_tokens)
+
+    def live(self, *, parse_tools: bool = True) -> LiveAnswer:
+        """For one answer, told while it is sampled: beginnings of what `decode_answer` says in the end."""
+        certain = self._format.certain if parse_tools else None
+        text = LiveText(self.decode_text, self._hidden)
+        return LiveAnswer(text, opened=self._opens_reasoning, certain=certain)
 
     def decode_text(self, output_ids: Sequence[int]) -> str:
         """Without special tokens; those that write tool calls stay."""

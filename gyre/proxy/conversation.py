@@ -103,18 +103,23 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     namespaces: dict[str, ToolPlace] = {}
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded answer. Token counts are true ones; `reasoning_tokens` of the `completion_tokens` were
-    thought."""
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an answer before its first word."""
 
     call: str
     model: str
     created_s: int
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+
+class Completion(Opening, frozen=True, kw_only=True):
+    """A recorded answer. Token counts are true ones; `reasoning_tokens` of the `completion_tokens` were
+    thought."""
+
     message: Message
     finish_reason: AnswerReason
-    prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
     reasoning_tokens: int = 0
 
 
@@ -160,6 +165,11 @@ def execution_closed() -> CallError:
 def unavailable(message: str) -> CallError:
     """Nothing was sampled; harnesses try again."""
     return CallError(503, message, code="unavailable", retry_after_s=1)
+
+
+def internal(error: Exception) -> CallError:
+    """A fault of the proxy's own."""
+    return CallError(500, f"{type(error).__name__}: {error}", code="internal")
 
 
 def without_billing(blocks: Iterable[str]) -> tuple[str, ...]:

@@ -6,8 +6,11 @@ import asyncio
 from collections import Counter
 from contextlib import suppress
 
-from gyre.proxy.conversation import CallError, CallRequest, Completion
+import msgspec
+
+from gyre.proxy.conversation import CallError, CallRequest, Completion, Opening
 from gyre.proxy.matching import ConversationIndex, repetition_key
+from gyre.proxy.routes import Sample
 from gyre.trajectory.records import CallRecord
 
 # A harness that hangs up and asks again can be heard in the wrong order: its new connection first.
@@ -16,19 +19,50 @@ _HANG_UP_GRACE_S = 0.05
 
 class Flight:
     """A call from its arrival until its answer is delivered. `key` is what it asks, `digests` those of its
-    conversation; `clients` wait for it now, none when all have hung up. `done` has the answer once it is
-    recorded, or a CallError; `unfinished` what was sampled where it is cancelled or fails."""
+    conversation; `clients` wait for it now, none when all have hung up. `sample` is what was sampled so
+    far, `prompt` what is known before that. `done` has the answer once it is recorded, or a CallError;
+    `unfinished` what was sampled where it is cancelled or fails."""
 
     def __init__(self, call: str, request: CallRequest, digests: list[bytes], key: bytes) -> None:
         self.call = call
         self.key = key
         self.request = request
         self.digests = digests
+        self.sample = Sample(heard=self._ring)
+        self.prompt: Opening | None = None
         self.done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.done.add_done_callback(lambda _: self._ring())
+        self._news = asyncio.Event()
         self.clients = 1
         self.repeated = False
         self.task: asyncio.Task[None] | None = None
         self.unfinished: CallRecord | None = None
+
+    async def complete(self) -> Completion:
+        """Waits for the answer. Raises CallError."""
+        # Others may wait too: whoever is cancelled here does not cancel it.
+        await asyncio.wait({self.done})
+        return self.done.result()
+
+    async def news(self, tokens: int, timeout_s: float) -> bool:
+        """Waits until it has more than so many tokens or is done. False where that takes longer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while len(self.sample.token_ids) <= tokens and not self.done.done():
+                    await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _ring(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    @property
+    def opening(self) -> Opening:
+        """Once something was sampled."""
+        assert self.prompt is not None
+        return msgspec.structs.replace(self.prompt, cached_tokens=self.sample.cached_tokens)
 
     def fail(self, error: CallError) -> None:
         """Its clients get this error, unless they have an answer or an error already."""

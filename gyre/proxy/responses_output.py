@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
 from gyre.proxy.api import deltas, server_event
-from gyre.proxy.conversation import CallError, CallRequest, Completion, ToolCall, ToolPlace, wire_id
+from gyre.proxy.conversation import (
+    CallError,
+    CallRequest,
+    Completion,
+    Opening,
+    ToolCall,
+    ToolPlace,
+    wire_id,
+)
+from gyre.proxy.live import Part
 
 
 def response(request: CallRequest, completion: Completion) -> dict[str, Any]:
@@ -25,33 +34,88 @@ def response(request: CallRequest, completion: Completion) -> dict[str, Any]:
     )
 
 
-def output_events(request: CallRequest, completion: Completion) -> Iterator[bytes]:
-    """The same as server-sent events."""
-    whole = response(request, completion)
-    begun = whole | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    numbers = count()
+class OutputEvents:
+    """The same as an EventStream: items are added empty, filled and done, one after another."""
 
-    def event(name: str, /, **fields: Any) -> bytes:
-        return server_event(name, {"sequence_number": next(numbers), **fields})
+    def __init__(self, request: CallRequest) -> None:
+        self._request = request
+        self._numbers = count()
+        self._begun: dict[str, Any] | None = None
+        self._name = self._item_id = ""
+        self._index = 0
+        self._part: Part | None = None
+        self._said: list[str] = []
 
-    yield event("response.created", response=begun)
-    yield event("response.in_progress", response=begun)
-    for index, item in enumerate(whole["output"]):
-        filling = {"status": "in_progress", **_EMPTY[item["type"]]}
-        yield event("response.output_item.added", output_index=index, item=item | filling)
-        for name, fields in _FILLINGS[item["type"]](item):
-            yield event(name, item_id=item["id"], output_index=index, **fields)
-        yield event("response.output_item.done", output_index=index, item=item)
-    yield event(f"response.{whole['status']}", response=whole)
+    def begin(self, opening: Opening) -> Iterator[bytes]:
+        self._name = wire_id(opening.call)
+        limit = self._request.max_tokens
+        self._begun = _begun(self._name, opening.created_s, opening.model, max_output_tokens=limit)
+        yield self._event("response.created", response=self._begun)
+        yield self._event("response.in_progress", response=self._begun)
+
+    def say(self, part: Part, text: str) -> Iterator[bytes]:
+        if part != self._part:
+            yield from self._close("completed")
+            self._part = part
+            yield from self._add(self._spoken("in_progress"))
+        self._said.append(text)
+        yield self._fill(*_delta(part, text))
+
+    def end(self, completion: Completion) -> Iterator[bytes]:
+        whole = response(self._request, completion)
+        if self._part is not None:
+            yield from self._close(whole["output"][self._index]["status"])
+        for item in whole["output"][self._index :]:
+            yield from self._add(item)
+            if item["type"] == "function_call":
+                for piece in deltas(item["arguments"]):
+                    yield self._fill("response.function_call_arguments.delta", {"delta": piece})
+            yield from self._done(item)
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    def error(self, error: CallError) -> bytes:
+        code = error.code if error.status < 500 and error.code else "server_error"
+        created = b""
+        if self._begun is None:
+            self._begun = _begun("failed", 0, "")
+            created = self._event("response.created", response=self._begun)
+        failed = self._begun | {"status": "failed", "error": {"code": code, "message": error.message}}
+        return created + self._event("response.failed", response=failed)
+
+    def _spoken(self, status: str) -> dict[str, Any]:
+        """The item that is open, with what was said of it."""
+        item = _reasoning if self._part == "reasoning" else _message
+        return item(self._name, "".join(self._said)) | {"status": status}
+
+    def _close(self, status: str) -> Iterator[bytes]:
+        """The item that is open, if one is."""
+        if self._part is not None:
+            yield from self._done(self._spoken(status))
+        self._part = None
+        self._said = []
+
+    def _add(self, item: dict[str, Any]) -> Iterator[bytes]:
+        kind, self._item_id = item["type"], item["id"]
+        empty = item | {"status": "in_progress", **_EMPTY[kind]}
+        yield self._event("response.output_item.added", output_index=self._index, item=empty)
+        for name, fields in _STARTS[kind]:
+            yield self._fill(name, fields)
+
+    def _done(self, item: dict[str, Any]) -> Iterator[bytes]:
+        for name, fields in _ends(item):
+            yield self._fill(name, fields)
+        yield self._event("response.output_item.done", output_index=self._index, item=item)
+        self._index += 1
+
+    def _fill(self, name: str, fields: dict[str, Any]) -> bytes:
+        return self._event(name, item_id=self._item_id, output_index=self._index, **fields)
+
+    def _event(self, name: str, /, **fields: Any) -> bytes:
+        return server_event(name, {"sequence_number": next(self._numbers), **fields})
 
 
-def error_events(error: CallError) -> bytes:
-    """A response that failed before it said anything."""
-    code = error.code if error.status < 500 and error.code else "server_error"
-    begun = _response("failed", status="in_progress")
-    failed = begun | {"status": "failed", "error": {"code": code, "message": error.message}}
-    created = server_event("response.created", {"sequence_number": 0, "response": begun})
-    return created + server_event("response.failed", {"sequence_number": 1, "response": failed})
+def _begun(name: str, created_at: int, model: str, **fields: Any) -> dict[str, Any]:
+    return _response(name, status="in_progress", created_at=created_at, model=model, **fields)
 
 
 def _response(name: str, **fields: Any) -> dict[str, Any]:
@@ -86,16 +150,26 @@ def _output(request: CallRequest, completion: Completion) -> list[dict[str, Any]
     name, message = wire_id(completion.call), completion.message
     items: list[dict[str, Any]] = []
     if message.reasoning is not None:
-        # Clients send a summary back, and not always the content.
-        summary = [{"type": "summary_text", "text": message.reasoning}]
-        items.append({"type": "reasoning", "id": f"rs_{name}", "summary": summary, "encrypted_content": name})
+        items.append(_reasoning(name, message.reasoning))
     if message.text or (not items and not message.tool_calls):
-        content = [{"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}]
-        items.append({"type": "message", "id": f"msg_{name}", "role": "assistant", "content": content})
+        items.append(_message(name, message.text))
     for index, call in enumerate(message.tool_calls):
         items.append(_function_call(f"fc_{name}_{index}", call, request.namespaces.get(call.name)))
-    status = "incomplete" if completion.finish_reason == "length" else "completed"
-    return [item | {"status": status} for item in items]
+    # Only the last can have been cut off: in a stream the others were done by then.
+    last = "incomplete" if completion.finish_reason == "length" else "completed"
+    statuses = ["completed"] * (len(items) - 1) + [last]
+    return [item | {"status": status} for item, status in zip(items, statuses, strict=True)]
+
+
+def _reasoning(name: str, text: str) -> dict[str, Any]:
+    # Clients send a summary back, and not always the content.
+    summary = [{"type": "summary_text", "text": text}]
+    return {"type": "reasoning", "id": f"rs_{name}", "summary": summary, "encrypted_content": name}
+
+
+def _message(name: str, text: str) -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+    return {"type": "message", "id": f"msg_{name}", "role": "assistant", "content": content}
 
 
 def _function_call(item_id: str, call: ToolCall, place: ToolPlace | None) -> dict[str, Any]:
@@ -120,38 +194,42 @@ def _usage(completion: Completion) -> dict[str, Any]:
 
 
 _Event = tuple[str, dict[str, Any]]
-
-
-def _reasoning_events(item: Mapping[str, Any]) -> Iterator[_Event]:
-    (part,) = item["summary"]
-    at = {"summary_index": 0}
-    yield "response.reasoning_summary_part.added", {**at, "part": part | {"text": ""}}
-    for piece in deltas(part["text"]):
-        yield "response.reasoning_summary_text.delta", {**at, "delta": piece}
-    yield "response.reasoning_summary_text.done", {**at, "text": part["text"]}
-    yield "response.reasoning_summary_part.done", {**at, "part": part}
-
-
-def _text_events(item: Mapping[str, Any]) -> Iterator[_Event]:
-    (part,) = item["content"]
-    at = {"content_index": 0}
-    yield "response.content_part.added", {**at, "part": part | {"text": ""}}
-    for piece in deltas(part["text"]):
-        yield "response.output_text.delta", {**at, "delta": piece, "logprobs": []}
-    yield "response.output_text.done", {**at, "text": part["text"], "logprobs": []}
-    yield "response.content_part.done", {**at, "part": part}
-
-
-def _argument_events(item: Mapping[str, Any]) -> Iterator[_Event]:
-    for piece in deltas(item["arguments"]):
-        yield "response.function_call_arguments.delta", {"delta": piece}
-    yield "response.function_call_arguments.done", {"name": item["name"], "arguments": item["arguments"]}
-
-
-# By an item's type: what is empty of it at first, and what fills it.
+_SUMMARY: dict[str, Any] = {"summary_index": 0}
+_CONTENT: dict[str, Any] = {"content_index": 0}
+_NO_SUMMARY = {"type": "summary_text", "text": ""}
+_NO_CONTENT = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+# By an item's type: what is empty of it at first, and what begins to fill it.
 _EMPTY: dict[str, dict[str, Any]] = {
     "reasoning": {"summary": []},
     "message": {"content": []},
     "function_call": {"arguments": ""},
 }
-_FILLINGS = {"reasoning": _reasoning_events, "message": _text_events, "function_call": _argument_events}
+_STARTS: dict[str, list[_Event]] = {
+    "reasoning": [("response.reasoning_summary_part.added", {**_SUMMARY, "part": _NO_SUMMARY})],
+    "message": [("response.content_part.added", {**_CONTENT, "part": _NO_CONTENT})],
+    "function_call": [],
+}
+
+
+def _delta(part: Part, text: str) -> _Event:
+    if part == "reasoning":
+        return "response.reasoning_summary_text.delta", {**_SUMMARY, "delta": text}
+    return "response.output_text.delta", {**_CONTENT, "delta": text, "logprobs": []}
+
+
+def _ends(item: dict[str, Any]) -> list[_Event]:
+    """What says the whole of an item, before it is done."""
+    if item["type"] == "function_call":
+        whole = {"name": item["name"], "arguments": item["arguments"]}
+        return [("response.function_call_arguments.done", whole)]
+    if item["type"] == "reasoning":
+        (part,) = item["summary"]
+        return [
+            ("response.reasoning_summary_text.done", {**_SUMMARY, "text": part["text"]}),
+            ("response.reasoning_summary_part.done", {**_SUMMARY, "part": part}),
+        ]
+    (part,) = item["content"]
+    return [
+        ("response.output_text.done", {**_CONTENT, "text": part["text"], "logprobs": []}),
+        ("response.content_part.done", {**_CONTENT, "part": part}),
+    ]

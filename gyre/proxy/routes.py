@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,6 +44,8 @@ class Sample:
     finish_reason: str = ""
     cached_tokens: int = 0
     reroutes: int = 0
+    # Called when there is more of it.
+    heard: Callable[[], None] | None = None
 
     def add(self, chunk: Chunk) -> None:
         self.token_ids += chunk.token_ids
@@ -51,6 +54,8 @@ class Sample:
         self.kv_versions += chunk.kv_versions or chunk.versions
         if self.reroutes == 0:
             self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
+        if self.heard is not None:
+            self.heard()
 
 
 @dataclass

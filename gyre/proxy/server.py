@@ -14,9 +14,10 @@ from gyre.proxy.answers import StreamedAnswer, WholeAnswer
 from gyre.proxy.api import Api, Speech, TokenCounter, key_of
 from gyre.proxy.calls import CallDesk
 from gyre.proxy.config import ProxyConfig
-from gyre.proxy.conversation import CallError, CallRequest, bad_request
+from gyre.proxy.conversation import CallError, CallRequest, bad_request, internal
 from gyre.proxy.executions import Execution
 from gyre.proxy.models import listed_model, listed_models, speaks_anthropic
+from gyre.proxy.telling import Telling
 
 log = structlog.get_logger()
 
@@ -113,7 +114,7 @@ class ProxyServer:
             raise
         except Exception as error:
             log.exception("request_failed", path=request.path)
-            return self._error(request, CallError(500, f"{type(error).__name__}: {error}", code="internal"))
+            return self._error(request, internal(error))
 
     def _error(self, request: web.Request, error: CallError) -> web.Response:
         self._desk.answered_with_error(error)
@@ -153,11 +154,9 @@ class ProxyServer:
         api = self._api_of_path[request.path]
         execution, asked = await self._asked(request, api)
         flight = await self._desk.admit(execution, asked)
-        answer = StreamedAnswer(request, api) if asked.stream else WholeAnswer(request, api)
+        answer = self._answer(request, api, asked)
         try:
-            while not (await asyncio.wait({flight.done}, timeout=self._config.keep_alive_s))[0]:
-                await answer.keep_alive()
-            response = await answer.send(asked, flight.done.result())
+            response = await answer.send(flight)
         except CallError as error:
             if not answer.begun:
                 raise
@@ -166,8 +165,23 @@ class ProxyServer:
         except (asyncio.CancelledError, ConnectionError):
             execution.hung_up(flight)
             raise
+        except Exception as error:
+            execution.hung_up(flight)
+            if not answer.begun:
+                raise
+            # Its status has left: a second head would be no HTTP.
+            log.exception("request_failed", path=request.path, call=flight.call)
+            failure = internal(error)
+            self._desk.answered_with_error(failure)
+            return await answer.end_with(failure)
         await self._desk.delivered(execution, flight)
         return response
+
+    def _answer(self, request: web.Request, api: Api, asked: CallRequest) -> WholeAnswer | StreamedAnswer:
+        if not asked.stream:
+            return WholeAnswer(request, api, asked)
+        telling = Telling(api.stream(asked), self._desk.live(asked))
+        return StreamedAnswer(request, telling, api.keep_alive, self._config.keep_alive_s)
 
 
 async def _read(request: web.Request) -> bytes:

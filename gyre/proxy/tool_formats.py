@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from gyre.proxy.live import Certain, before_marker
+
 _JSON = json.JSONDecoder()
 # Deeper arguments would break recursive encoders later on; no tool has such.
 _MAX_DEPTH = 64
@@ -38,7 +40,10 @@ class ToolFormat(Protocol):
     supports_tools: bool
 
     def parse(self, text: str) -> SampledAnswer:
-        """Never raises."""
+        """Never raises. Content is what was sampled up to the first call, but for the space before that."""
+
+    def certain(self, text: str) -> Certain:
+        """Of a part of an answer that goes on, what `parse` will say is content whatever follows."""
 
     def describe(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """The part of a system message that tells the model its tools."""
@@ -73,8 +78,13 @@ class Hermes:
         kept.append(text[done:])
         if not calls:
             return SampledAnswer(text, (), malformed)
-        content = "\n".join(part for piece in kept if (part := piece.strip()))
+        # The first as it was sampled: it may have been told before anybody knew that a call follows.
+        pieces = (kept[0].rstrip(), *(piece.strip() for piece in kept[1:]))
+        content = "\n".join(piece for piece in pieces if piece)
         return SampledAnswer(content, tuple(calls), malformed)
+
+    def certain(self, text: str) -> Certain:
+        return before_marker(text, "<tool_call>")
 
     def describe(self, tools: Sequence[Mapping[str, Any]]) -> str:
         signatures = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
@@ -103,6 +113,9 @@ class Plain:
 
     def parse(self, text: str) -> SampledAnswer:
         return SampledAnswer(text, (), 0)
+
+    def certain(self, text: str) -> Certain:
+        return Certain(len(text), ends=False)
 
     def describe(self, tools: Sequence[Mapping[str, Any]]) -> str:
         return ""

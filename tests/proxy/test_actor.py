@@ -264,7 +264,7 @@ async def test_the_unix_socket_serves_the_same(one: House) -> None:
 
 async def test_a_waiting_stream_is_kept_alive(chatml_folder: Path, tmp_path: Path) -> None:
     async with house(chatml_folder, tmp_path, keep_alive_s=0.01) as built:
-        built.script.pause_at = 1
+        built.script.pause_at = 0
         call = asyncio.create_task(built.post(CHAT | {"stream": True}))
         await built.script.paused.wait()
         await asyncio.wait([call], timeout=0.1)

@@ -49,7 +49,7 @@ async def test_a_503_is_tried_again(one: House, client: anthropic.AsyncAnthropic
 
 
 async def test_a_stream_pings_while_it_waits(one: House, client: anthropic.AsyncAnthropic) -> None:
-    one.script.pause_at = 1
+    one.script.pause_at = 0
     async with client.messages.with_streaming_response.create(**HI, stream=True) as response:
         lines = response.iter_lines()
         assert [await anext(lines), await anext(lines)] == ["event: ping", 'data: {"type":"ping"}']

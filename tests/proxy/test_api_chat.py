@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gyre.proxy.api_chat import ChatCompletions
 from gyre.proxy.conversation import CallError, CallRequest, Completion, Message, ToolCall, unavailable
+from tests.proxy.told import told
 
 api = ChatCompletions()
 USER = {"role": "user", "content": "hi"}
@@ -167,7 +168,7 @@ def test_a_whole_answer() -> None:
 
 
 def events(include_usage: bool) -> list[Any]:
-    stream = b"".join(api.events(parse(stream_options={"include_usage": include_usage}), ANSWER)).decode()
+    stream = b"".join(told(api, parse(stream_options={"include_usage": include_usage}), ANSWER)).decode()
     lines = stream.removesuffix("\n\n").split("\n\n")
     assert all(line.startswith("data: ") for line in lines)
     assert lines.pop() == "data: [DONE]"
@@ -199,4 +200,4 @@ def test_errors_have_openais_shape() -> None:
         "code": "unavailable",
     }
     assert json.loads(api.error(CallError(401, "who?")))["error"]["type"] == "authentication_error"
-    assert api.error_event(CallError(400, "x")).startswith(b'data: {"error":')
+    assert api.stream(parse()).error(CallError(400, "x")).startswith(b'data: {"error":')

@@ -19,6 +19,7 @@ from gyre.proxy.conversation import (
 )
 from gyre.proxy.matching import ConversationIndex
 from tests.proxy.bodies import CLAUDE_CODE, encoded
+from tests.proxy.told import told
 
 api = Messages()
 USER = {"role": "user", "content": "hi"}
@@ -209,7 +210,7 @@ def test_what_was_answered_is_what_comes_back() -> None:
 
 
 def test_a_streamed_answer_says_the_same() -> None:
-    events = [event.decode().split("\n", 1) for event in api.events(parse(), ANSWER)]
+    events = [event.decode().split("\n", 1) for event in told(api, parse(), ANSWER)]
     data = [json.loads(lines.removeprefix("data: ")) for _, lines in events]
     assert [name.removeprefix("event: ") for name, _ in events] == [event["type"] for event in data]
     assert [event["type"] for event in data] == [
@@ -240,7 +241,7 @@ def test_a_streamed_answer_says_the_same() -> None:
 
 def test_a_long_text_is_several_deltas() -> None:
     long = Message(role="assistant", content=("x" * 20_000,))
-    events = b"".join(api.events(parse(), Completion(**{**fields_of(ANSWER), "message": long})))
+    events = b"".join(told(api, parse(), Completion(**{**fields_of(ANSWER), "message": long})))
     assert max(len(line) for line in events.split(b"\n")) < 9000
     assert events.count(b"text_delta") == 3
 
@@ -266,7 +267,7 @@ def test_errors_have_anthropics_shape(error: CallError, kind: str) -> None:
     assert json.loads(api.error(error)) == expected
     assert json.loads(CountTokens().error(error)) == expected
     event = b"event: error\ndata: " + api.error(error) + b"\n\n"
-    assert api.error_event(error) == event
+    assert api.stream(parse()).error(error) == event
 
 
 def test_a_waiting_stream_pings() -> None:

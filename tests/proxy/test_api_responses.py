@@ -12,6 +12,7 @@ from gyre.proxy.api_responses import InputTokens, Responses
 from gyre.proxy.conversation import CallError, CallRequest, Completion, Message, ToolCall, unavailable
 from gyre.proxy.matching import ConversationIndex, repetition_key
 from tests.proxy.bodies import CODEX, encoded
+from tests.proxy.told import told
 
 api = Responses()
 NAME = X = "g1-00-0-0000"
@@ -347,7 +348,7 @@ def test_an_answer_that_was_cut_off_is_incomplete() -> None:
     answer = json.loads(api.answer(request(), cut))
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [(item["type"], item["status"]) for item in answer["output"]] == [("message", "incomplete")]
-    assert list(api.events(request(), cut))[-1].startswith(b"event: response.incomplete\n")
+    assert told(api, request(), cut)[-1].startswith(b"event: response.incomplete\n")
 
 
 def test_what_was_only_thought_is_no_message() -> None:
@@ -360,7 +361,7 @@ def test_no_calls_are_read_where_no_tool_could_be_offered() -> None:
 
 
 def test_a_streamed_answer_says_the_same() -> None:
-    events = [event.decode().split("\n", 1) for event in api.events(request(), ANSWER)]
+    events = [event.decode().split("\n", 1) for event in told(api, request(), ANSWER)]
     data = [json.loads(lines.removeprefix("data: ")) for _, lines in events]
     assert [name.removeprefix("event: ") for name, _ in events] == [event["type"] for event in data]
     assert [event["sequence_number"] for event in data] == list(range(len(data)))
@@ -392,16 +393,15 @@ def test_a_streamed_answer_says_the_same() -> None:
 def test_errors_have_openais_shape_and_within_a_stream_are_a_failed_response() -> None:
     error = json.loads(api.error(unavailable("later")))["error"]
     assert error == {"message": "later", "type": "server_error", "param": None, "code": "unavailable"}
-    created, failed = (
-        api.error_event(CallError(400, "x", code="context_length_exceeded")).strip().split(b"\n\n")
-    )
+    too_long = CallError(400, "x", code="context_length_exceeded")
+    created, failed = api.stream(request()).error(too_long).strip().split(b"\n\n")
     assert created.startswith(b"event: response.created\n")
     response = json.loads(failed.split(b"data: ")[1])["response"]
     assert (response["status"], response["error"]) == (
         "failed",
         {"code": "context_length_exceeded", "message": "x"},
     )
-    assert b'"code":"server_error"' in api.error_event(unavailable("later"))
+    assert b'"code":"server_error"' in api.stream(request()).error(unavailable("later"))
 
 
 def test_tokens_are_counted_in_openais_shape() -> None:

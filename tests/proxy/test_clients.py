@@ -108,7 +108,7 @@ async def test_openai_responses_stream_fails_after_it_waited(chatml_folder: Path
         async with openai_client(one.access["g000001.00"]) as client:
             opened = await client.responses.create(model="m", input="hi", stream=True)
             one.script.go.set()
-            created, failed = [event async for event in opened]
+            created, *_, failed = [event async for event in opened]
     assert created.type == "response.created"
     assert failed.type == "response.failed" and failed.response.error is not None
     assert "could not be recorded" in failed.response.error.message
