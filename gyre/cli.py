@@ -15,6 +15,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from gyre.harness.host import HarnessActorError, load_harness
+from gyre.harness.presets import PresetMissing, find_preset
 from gyre.job import Fault, Job, JobError, Plan, load_job, plan, resolved_toml, warnings
 
 if TYPE_CHECKING:
@@ -97,7 +98,15 @@ def check(job: JobFile, overrides: Overrides = None) -> None:
         except HarnessActorError as error:
             typer.echo(f"{job}: 1 fault\n  {error}", err=True)
             raise typer.Exit(BAD_JOB) from None
-    _show(loaded, plan(loaded), warnings(loaded))
+    _show(loaded, plan(loaded), (*warnings(loaded), *_not_installed(loaded)))
+
+
+def _not_installed(job: Job) -> Iterator[Fault]:
+    """The harness may well be on the machine that runs the job only."""
+    try:
+        find_preset(job.harness)
+    except PresetMissing as error:
+        yield Fault(key="harness.preset", found=error.problem, allowed=error.fix)
 
 
 @app.command()

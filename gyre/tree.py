@@ -163,7 +163,8 @@ class JobTree:
             "trajectory", partial(TrajectoryActor, trajectory_config, journal, self._queue)
         )
         await self._trajectory.ask(SetWaterlevel(ref=self._waterlevel))
-        proxy_config = _proxy(job, folder, self._sockets / "proxy" / "proxy.sock")
+        window_tokens = _window_tokens(job, folder)
+        proxy_config = _proxy(job, folder, window_tokens, self._sockets / "proxy" / "proxy.sock")
         self._proxy = await self._spawn("proxy", partial(ProxyActor, proxy_config, self._trajectory))
         harness_config = HarnessActorConfig(
             harness=job.harness,
@@ -172,6 +173,8 @@ class JobTree:
             eval=job.eval,
             group_size=job.train.group_size,
             run_dir=job.run_dir,
+            window_tokens=window_tokens,
+            max_new_tokens=job.rollout.max_new_tokens,
             first_group=first_step * job.train.groups_per_step,
         )
         start = partial(HarnessActor, harness_config, self._proxy, self._trajectory, self._waterlevel)
@@ -289,9 +292,14 @@ def _waterlevel(job: Job, first_step: int) -> WaterlevelActorConfig:
     )
 
 
-def _proxy(job: Job, folder: Path, unix_socket: Path) -> ProxyActorConfig:
-    rollout = job.rollout
+def _window_tokens(job: Job, folder: Path) -> int:
+    """For a prompt and its answer."""
     positions = json.loads((folder / "config.json").read_bytes()).get("max_position_embeddings", 0)
+    return min(job.model.context_tokens, job.rollout.kv_tokens, positions or job.model.context_tokens)
+
+
+def _proxy(job: Job, folder: Path, window_tokens: int, unix_socket: Path) -> ProxyActorConfig:
+    rollout = job.rollout
     return ProxyActorConfig(
         proxy=job.harness.proxy,
         tokenizer=folder,
@@ -302,7 +310,7 @@ def _proxy(job: Job, folder: Path, unix_socket: Path) -> ProxyActorConfig:
             seed=job.seed,
             max_new_tokens=rollout.max_new_tokens,
         ),
-        window_tokens=min(job.model.context_tokens, rollout.kv_tokens, positions or job.model.context_tokens),
+        window_tokens=window_tokens,
         model_name="policy",
         unix_socket=unix_socket,
         kv_rests=rollout.kv_rest_bytes > 0,

@@ -23,6 +23,7 @@ from gyre.harness.execution import JOURNAL_S, Begin, ExecutionActor, Surrounding
 from gyre.harness.host import host_spec
 from gyre.harness.numbering import Numbering, Planned
 from gyre.harness.players import ActorPlayer, CommandPlayer, Player
+from gyre.harness.presets import launch_of
 from gyre.harness.process import start_guardian
 from gyre.harness.sandbox import ProcessSandbox, Sandbox
 from gyre.harness.tasks import Task, load_tasks, write_recipe
@@ -40,7 +41,8 @@ HOST_WINDOW_S = 600.0
 
 class HarnessActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`first_group` is the number of the first group that is not trained yet, `model` the name by which
-    harnesses ask for the policy. Paths in the tables are absolute."""
+    harnesses ask for the policy, which has `window_tokens` for a prompt and its answer, and answers at most
+    `max_new_tokens`. Paths in the tables are absolute."""
 
     harness: HarnessConfig
     tasks: TasksConfig
@@ -49,6 +51,8 @@ class HarnessActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int
     run_dir: Path
     model: str = "policy"
+    window_tokens: int = 2048
+    max_new_tokens: int = 256
     first_group: int = 0
 
 
@@ -65,8 +69,8 @@ class HarnessActor(Actor):
         self._guardian: subprocess.Popen[bytes] | None = None
 
     async def started(self) -> None:
-        """Raises TasksError, ProgramMissing, SandboxMissing, SpawnFailed (of a user's actor): faults of the
-        job file or the machine."""
+        """Raises TasksError, ProgramMissing, PresetMissing, SandboxMissing, SpawnFailed (of a user's actor):
+        faults of the job file or the machine."""
         tasks, held_out = await asyncio.to_thread(self._load)
         guard = f"{secrets.token_hex(8)}/"
         sandboxes = await asyncio.to_thread(self._sandboxes)
@@ -148,8 +152,6 @@ class HarnessActor(Actor):
     def _sandboxes(self) -> dict[str, Sandbox]:
         """Blocking: looks for what the job file names."""
         config = self._config
-        if config.harness.actor is None:
-            check_program("harness.command", config.harness.command)
         for table, scorer in scorers(config.evaluator):
             if scorer.command:
                 check_program(f"{table}.command", scorer.command)
@@ -170,7 +172,9 @@ class HarnessActor(Actor):
     async def _player(self, guard: str, sandboxes: dict[str, Sandbox]) -> Player:
         config = self._config.harness
         if config.actor is None:
-            return CommandPlayer(config, sandboxes[config.sandbox])
+            facts = self._config
+            launch = await asyncio.to_thread(launch_of, config, facts.window_tokens, facts.max_new_tokens)
+            return CommandPlayer(config, launch, sandboxes[config.sandbox])
         spec = host_spec(config, f"{guard}actor", self._config.run_dir / "logs" / "harness.log")
         start = partial(Supervisor, [spec], max_restarts=HOST_RESTARTS, window_s=HOST_WINDOW_S)
         # The oldest child is stopped last, when no execution needs it any more.

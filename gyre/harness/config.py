@@ -10,15 +10,21 @@ import msgspec
 
 from gyre.proxy.config import ProxyConfig
 
+PresetName = Literal["custom", "claude-code", "codex", "qwen-code", "opencode", "mini-swe-agent"]
+
 
 class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A command, or a user's actor.
+    """A command, a known harness, or a user's actor.
 
-    `{python}`, `{workspace}`, `{prompt_file}`, `{prompt}` (its text), `{base_url}`, `{key}` and `{task}` (its
-    name) in a command and in `environment` are replaced; its environment carries OPENAI_BASE_URL,
-    OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, GYRE_PROMPT_FILE, GYRE_MODEL, GYRE_TASK and
-    GYRE_EXECUTION. Files that the command names by an absolute path, and `read_only` paths, are visible in a
-    bubblewrap sandbox.
+    `{python}`, `{workspace}`, `{home}`, `{prompt_file}`, `{prompt}` (its text), `{base_url}`, `{key}`,
+    `{model}` (the policy's name) and `{task}` (its name) in a command and in `environment` are replaced; its
+    environment carries OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY,
+    GYRE_PROMPT_FILE, GYRE_MODEL, GYRE_TASK and GYRE_EXECUTION. Files that the command names by an absolute
+    path, and `read_only` paths, are visible in a bubblewrap sandbox.
+
+    `preset` names a known harness (gyre.harness.presets) in place of a command. Its `program` is looked for
+    by its name, and is of a tested version or of `version`; `arguments` and `environment` are added to those
+    of the preset. It compacts at `compact_tokens`, 0: three quarters of the room for prompts.
 
     `actor` is a `gyre.harness.Harness` named `package.module:Class` or `file.py:Class`, built from `options`.
     It has no sandbox, and lives in this process or, with `own_process`, in one of its own, which
@@ -30,6 +36,11 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     execution. A workspace larger than `max_workspace_bytes` scores 0. `keep` leaves workspaces in the
     run folder. `proxy` is what the harness talks to."""
 
+    preset: PresetName = "custom"
+    program: Path | None = None
+    version: str = ""
+    arguments: tuple[str, ...] = ()
+    compact_tokens: int = 0
     command: tuple[str, ...] = ()
     actor: str | None = None
     options: dict[str, Any] = {}

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 
 from gyre.actors import ActorDied, ActorError, AskTimeout, AwaitChild, Ref
-from gyre.harness.commands import base_environment, fill, named_files
+from gyre.harness.commands import base_environment, fill
 from gyre.harness.config import HarnessConfig
 from gyre.harness.custom import Halt, Play
 from gyre.harness.host import FindHarness
 from gyre.harness.output import Output
+from gyre.harness.presets import Launch, write_files
 from gyre.harness.process import GONE_TIMEOUT_S, Exit
+from gyre.harness.room import with_room
 from gyre.harness.sandbox import Confined, Mount, Sandbox, run
 from gyre.harness.tasks import Task
 from gyre.proxy.messages import ExecutionAccess
@@ -57,55 +60,59 @@ class Player(Protocol):
 class CommandPlayer:
     """Any program."""
 
-    def __init__(self, config: HarnessConfig, sandbox: Sandbox) -> None:
+    def __init__(self, config: HarnessConfig, launch: Launch, sandbox: Sandbox) -> None:
         self._config = config
+        self._launch = launch
         self._sandbox = sandbox
 
     async def play(self, attempt: Attempt) -> Exit:
+        values = self._values(attempt)
+        try:
+            write = partial(write_files, self._launch, attempt.folder / "home", values)
+            await with_room(write, attempt.execution)
+        except OSError as error:
+            return Exit(kind="never_started", detail=f"its files cannot be written: {error}")
         return await run(
             self._sandbox,
-            self._confined(attempt),
+            self._confined(attempt, values),
             attempt.output,
             timeout_s=self._config.timeout_s,
             on_start=attempt.on_start,
         )
 
-    def _confined(self, attempt: Attempt) -> Confined:
-        config, folder, path = self._config, attempt.folder, self._sandbox.path
-        workspace = Mount(host=folder / "workspace", inside="/workspace", writable=True)
-        home = Mount(host=folder / "home", inside="/home/agent", writable=True)
-        temporary = Mount(host=folder / "tmp", inside="/tmp", writable=True)
-        prompt_file = Mount(host=folder / "prompt.md", inside="/gyre/prompt.md")
-        values = {
-            "workspace": path(workspace),
-            "prompt_file": path(prompt_file),
+    def _values(self, attempt: Attempt) -> dict[str, str]:
+        path, mounts = self._sandbox.path, _mounts(attempt.folder)
+        return {
+            "workspace": path(mounts["workspace"]),
+            "home": path(mounts["home"]),
+            "prompt_file": path(mounts["prompt_file"]),
             "prompt": attempt.task.prompt,
             "base_url": self._sandbox.base_url(attempt.access.base_url),
             "key": attempt.access.key,
+            "model": attempt.model,
             "task": attempt.task.name,
         }
+
+    def _confined(self, attempt: Attempt, values: dict[str, str]) -> Confined:
+        config, mounts = self._config, _mounts(attempt.folder)
         return Confined(
-            command=fill(config.command, values),
-            environment=self._environment(attempt, path(home), path(temporary), values),
-            workspace=workspace,
+            command=fill(self._launch.command, values),
+            environment=self._environment(attempt, self._sandbox.path(mounts["tmp"]), values),
+            workspace=mounts.pop("workspace"),
             mounts=(
-                home,
-                temporary,
-                prompt_file,
+                *mounts.values(),
                 *(Mount(host=folder, inside=str(folder)) for folder in config.read_only),
-                *named_files(config.command),
+                *self._launch.mounts,
             ),
             socket=attempt.access.unix_socket,
             mark=attempt.mark,
             file_bytes=config.max_workspace_bytes,
         )
 
-    def _environment(
-        self, attempt: Attempt, home: str, temporary: str, values: dict[str, str]
-    ) -> dict[str, str]:
-        own = self._config.environment
+    def _environment(self, attempt: Attempt, temporary: str, values: dict[str, str]) -> dict[str, str]:
+        own = self._launch.environment
         return {
-            **base_environment(home, temporary),
+            **base_environment(values["home"], temporary),
             "OPENAI_BASE_URL": values["base_url"],
             "OPENAI_API_KEY": values["key"],
             # Its clients add /v1 themselves.
@@ -117,6 +124,16 @@ class CommandPlayer:
             "GYRE_EXECUTION": attempt.execution,
             **dict(zip(own, fill(tuple(own.values()), values), strict=True)),
         }
+
+
+def _mounts(folder: Path) -> dict[str, Mount]:
+    """What is an attempt's own."""
+    return {
+        "workspace": Mount(host=folder / "workspace", inside="/workspace", writable=True),
+        "home": Mount(host=folder / "home", inside="/home/agent", writable=True),
+        "tmp": Mount(host=folder / "tmp", inside="/tmp", writable=True),
+        "prompt_file": Mount(host=folder / "prompt.md", inside="/gyre/prompt.md"),
+    }
 
 
 class ActorPlayer:

@@ -157,6 +157,8 @@ def _resolved(job: Job, folder: Path) -> Job:
     harness = replace(
         job.harness,
         command=expanded(job.harness.command),
+        program=job.harness.program and there(job.harness.program),
+        arguments=expanded(job.harness.arguments),
         actor=named(job.harness.actor),
         environment={name: expanded((value,))[0] for name, value in job.harness.environment.items()},
         read_only=tuple(map(there, job.harness.read_only)),

@@ -12,7 +12,8 @@ from gyre.harness.config import scorers
 from gyre.job.broken import Broken, broken
 from gyre.job.decode import Fault, shown
 from gyre.job.engines import engine_faults
-from gyre.job.evaluation import command_faults, evaluation_faults
+from gyre.job.evaluation import evaluation_faults
+from gyre.job.harnesses import harness_faults
 from gyre.job.named import Kind, named_faults
 from gyre.job.tables import Job
 
@@ -56,6 +57,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "harness.refills": _NOT_NEGATIVE,
     "harness.concurrent": _ONE_OR_MORE,
     "harness.max_workspace_bytes": _ONE_OR_MORE,
+    "harness.compact_tokens": _NOT_NEGATIVE,
     "harness.proxy.port": _PORT,
     "harness.proxy.wait_s": _ABOVE_ZERO,
     "harness.proxy.keep_alive_s": _ABOVE_ZERO,
@@ -117,7 +119,7 @@ def broken_rules(job: Job) -> Iterator[Broken]:
     yield from _sources(job)
     yield from _tokens(job)
     yield from engine_faults(job)
-    yield from _commands(job)
+    yield from harness_faults(job)
     yield from evaluation_faults(job)
 
 
@@ -275,39 +277,3 @@ def _tokens(job: Job) -> Iterator[Broken]:
             "rollout.kv_tokens",
             "rollout.block_tokens",
         )
-
-
-def _commands(job: Job) -> Iterator[Broken]:
-    harness = job.harness
-    if harness.actor is None:
-        yield from command_faults("harness.command", harness.command, "; or harness.actor")
-        for key in ("harness.options", "harness.own_process"):
-            if _at(job, key):
-                found = f"{key.partition('.')[2]} without an actor"
-                yield broken(found, "only with harness.actor", key, "harness.actor")
-    else:
-        yield from _named("harness.actor", harness.actor, "class")
-        yield from _beside_actor(job)
-    for name, value in harness.environment.items():
-        if not name or "=" in name or "\0" in name + value:
-            found, legal = shown(f"{name}={value}"), "names without '=', nothing with NUL characters"
-            yield broken(found, legal, "harness.environment")
-    if harness.overall_timeout_s < harness.timeout_s:
-        yield broken(
-            shown(harness.overall_timeout_s),
-            f"at least harness.timeout_s = {harness.timeout_s}, after which what is left is scored",
-            "harness.overall_timeout_s",
-            "harness.timeout_s",
-        )
-
-
-def _beside_actor(job: Job) -> Iterator[Broken]:
-    """An actor is no command, and what is for commands would not be heeded."""
-    for key in ("harness.command", "harness.read_only"):
-        if value := _at(job, key):
-            found = shown([str(word) for word in value])
-            yield broken(found, "nothing beside harness.actor, which is no command", key, "harness.actor")
-    if job.harness.environment and not job.harness.own_process:
-        found = shown(job.harness.environment)
-        allowed = "with harness.actor only where harness.own_process = true"
-        yield broken(found, allowed, "harness.environment", "harness.actor", "harness.own_process")
