@@ -276,7 +276,6 @@ class Node:
             if begun is not None:
                 begun(remote)
             await remote.start()
-            self.probes.process_began(remote)
             return remote
         if isinstance(spec, ProcessSpec):
             if self.transport.scheme == "memory":
@@ -287,7 +286,6 @@ class Node:
             if begun is not None:
                 begun(process)
             await process.start()
-            self.probes.process_began(process)
             return process
         try:
             actor = spec.start()

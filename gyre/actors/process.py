@@ -55,6 +55,7 @@ class ChildProcess:
             return
         try:
             await self._until_booted()
+            await self.node.probes.process_began(self)
         except asyncio.CancelledError:
             self.kill()
             await asyncio.wait([self.ended], timeout=KILL_WAIT_S)

@@ -52,6 +52,7 @@ class RemoteProcess:
         either: list[asyncio.Future[Any]] = [self._up, self.ended]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await self.node.probes.process_began(self)
         except asyncio.CancelledError:
             self._following.cancel()
             raise

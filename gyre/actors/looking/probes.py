@@ -137,9 +137,13 @@ class Probes:
         if self.on:
             self._attach(life)
 
-    def process_began(self, process: Running) -> None:
-        for follow in [*self._followers.values()]:
+    async def process_began(self, process: Running) -> None:
+        followers = [*self._followers.values()]
+        for follow in followers:
             follow(process)
+        if followers:
+            # What they start asks that process in the next turn: before anybody else has its Ref.
+            await asyncio.sleep(0)
 
     def life_ended(self, life: Life) -> None:
         self._probes.pop(life.id, None)
