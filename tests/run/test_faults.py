@@ -68,7 +68,8 @@ def play(folder: Path, policy: Path) -> RunningJob:
     """The job when it is over; it began with the policy of another one.
 
     Step 0: a harness is killed, and in rollout role satellite 1 and the rank of satellite 2; the core goes
-    on alone. Step 1, which waits until both are back: the rank of satellite 1 and satellite 2 in train role.
+    on alone. Step 1, which waits until both are back, in train role: the rank of satellite 1, which holds a
+    lease, and satellite 2.
     Step 2 has all cells again, and an evaluation that lasts until it is committed.
     """
     gates = Gates(folder / "gates")
@@ -108,11 +109,18 @@ def play(folder: Path, policy: Path) -> RunningJob:
         job.wait_for_count(2, "cell_up", cell=1)
         job.wait_for_count(2, "cell_up", cell=2)
         gates.open("e000001")
-        job.wait_for_count(2, "eval")
+        job.wait_for("eval", step=1)  # past all changes of step 0
         gates.open("g000002", "g000003")
+        # The core is frozen, so that work is left, then satellite 1 with what it has claimed of it.
+        job.wait_for("role_change", cell=0, role="train")
+        core = job.rank_pid(0)
+        os.kill(core, signal.SIGSTOP)
         job.wait_for("role_change", cell=1, role="train")
-        kill(job.rank_pid(1))
+        os.kill(job.rank_pid(1), signal.SIGSTOP)
         job.wait_for("role_change", cell=2, role="train")
+        os.kill(core, signal.SIGCONT)
+        wait_for_contribution(job, step=1)
+        kill(job.rank_pid(1))
         kill(job.pid("cell-2"))
 
         job.wait_for_count(3, "cell_up", cell=1)
@@ -140,6 +148,15 @@ def kill_harness(job: RunningJob, group: str) -> None:
         with suppress(ProcessLookupError):
             kill(pids.pop(execution))
         job.wait_for_any({"execution_finished", "harness_killed"}, execution=execution)
+
+
+def wait_for_contribution(job: RunningJob, step: int) -> None:
+    """The first: nothing is left to be claimed then."""
+    while True:
+        with JournalReader(job.run_dir / "journal.db") as journal:
+            if journal.contributions(step):
+                return
+        time.sleep(0.01)  # a contribution is no event
 
 
 def calls(job: RunningJob, execution: str, *, earlier_attempts: bool = False) -> list[CallRecord]:
@@ -183,7 +200,7 @@ def test_each_micro_step_counts_once_whatever_died(job: RunningJob) -> None:
 
 
 def test_what_a_dead_satellite_had_claimed_is_given_to_others(job: RunningJob) -> None:
-    assert {event["cell"] for event in job.named("leases_returned")} & {1, 2}
+    assert 1 in {event["cell"] for event in job.named("leases_returned")}
 
 
 def test_a_killed_harness_is_dispatched_again(job: RunningJob) -> None:
