@@ -73,7 +73,7 @@ def test_what_moves_can_be_followed_through_a_role_change_by_its_ids(job: Runnin
 
 
 def test_a_call_goes_on_once_its_kv_has_moved_or_has_not(job: RunningJob) -> None:
-    """Of those in flight at a change: in a quick job there may be none. With one for certain: test_handover.py."""
+    """Of those in flight at a change. A quick job may have none; test_handover.py has one for certain."""
     with JournalReader(job.run_dir / "journal.db") as journal:
         for move in job.named("call_moved"):
             change = grep(job, move["change"])
