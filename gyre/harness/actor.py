@@ -25,7 +25,7 @@ from gyre.harness.numbering import Numbering, Planned
 from gyre.harness.players import ActorPlayer, CommandPlayer, Player
 from gyre.harness.presets import launch_of
 from gyre.harness.process import start_guardian
-from gyre.harness.sandbox import ProcessSandbox, Sandbox
+from gyre.harness.sandbox import ProcessSandbox, Sandbox, limits_of
 from gyre.harness.tasks import Task, load_tasks, write_recipe
 from gyre.schedule.messages import Dispatch, ExecutionFinished, ExecutionsDispatched
 from gyre.trajectory.messages import GetResume
@@ -185,7 +185,7 @@ class HarnessActor(Actor):
 
     def _evaluator(self, sandboxes: dict[str, Sandbox]) -> Evaluator:
         config = self._config.evaluator
-        return Evaluator(config, sandboxes[config.sandbox], self._config.harness.max_workspace_bytes)
+        return Evaluator(config, sandboxes[config.sandbox], limits_of(self._config.harness))
 
     def _surroundings(self, guard: str, evaluator: Evaluator, player: Player) -> Surroundings:
         config = self._config

@@ -2,35 +2,36 @@
 
 A sandbox has a network of its own with nothing in it but a loopback. The bridge listens there and relays
 bytes to the proxy's unix socket, which is mounted into the sandbox. Standard library only, few imports: it
-starts once per execution, as `python -I -S bridge.py STATUS_FD FILE_BYTES PORT SOCKET COMMAND...`; port 0
-relays nothing.
+starts once per execution, with the words STATUS_FD LIMITS FOLDERS PORT SOCKET COMMAND...; port 0 relays
+nothing. LIMITS are those of FIELDS, FOLDERS what can be written to, with `:` between them.
 
-It kills all that runs in the sandbox when that becomes too much, which is an exit with code 137.
+It kills all that runs in the sandbox when that becomes too much, which is an exit with code 137. It does so
+as the first process of the sandbox, to which no other of it can send a signal or attach itself.
 
-On STATUS_FD it says what happened to the command: `started`, then `exit CODE` or `signal NUMBER`; or
-`failed REASON` where it could not be started.
+On STATUS_FD it says what happened to the command: `started`, then `exit CODE` or `signal NUMBER`, and
+`limit NAME = VALUE` before it where that was exceeded; or `failed REASON` where it could not be started.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from gyre.harness.usage import Watch
+
 CHUNK_BYTES = 65536
 BUFFER_BYTES = 1 << 20
-# In a sandbox. They are counted because a limit of the kernel's is one of a user, who has many sandboxes, and
-# is none for root.
-MAX_PROCESSES = 1024
-MAX_THREADS = 2048
-COUNT_EVERY_S = 0.1
+FIELDS = ("file_bytes", "memory_bytes", "processes", "threads", "disk_bytes")
+WATCH_EVERY_S = 0.1
 KILLED = 128 + signal.SIGKILL
+PR_SET_DUMPABLE = 4
 
 
 class Pipe:
@@ -139,32 +140,48 @@ def spawn(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return os.posix_spawnp(command[0], list(command), dict(environment), setsigdef=default, setsid=True)
 
 
-def too_many() -> str | None:
-    """What there are too many of. It must be quick: among thousands that want to run, its turn is short."""
-    processes = [entry for entry in os.listdir("/proc") if entry[0] in "123456789"]
-    if len(processes) > MAX_PROCESSES:
-        return f"{MAX_PROCESSES} processes"
-    threads = 0
-    for process in processes:
-        with contextlib.suppress(OSError):
-            threads += os.stat(f"/proc/{process}/task").st_nlink - 2
-    return f"{MAX_THREADS} threads" if threads > MAX_THREADS else None
-
-
 def kill_all(status_fd: int, why: str) -> int:
     """The command's exit code."""
     os.kill(-1, signal.SIGKILL)
-    os.write(2, f"all were killed: {why}\n".encode())
-    os.write(status_fd, f"exit {KILLED}\n".encode())
+    os.write(2, f"all were killed: more than harness.limits.{why}\n".encode())
+    os.write(status_fd, f"limit {why}\nexit {KILLED}\n".encode())
     return KILLED
 
 
-def run(status_fd: int, file_bytes: int, port: int, path: str, command: Sequence[str]) -> int:
+def reap(pid: int) -> int | None:
+    """The wait status of a process, where it has ended; all others that have are forgotten."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == pid:
+                found = ended[1]
+    return found
+
+
+def confine(limits: Mapping[str, int]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file_bytes"],) * 2)
+    # Where memory is short on the machine, sandboxes give way.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
+        file.write("1000")
+    # As a first process it is spared only the signals that it does not handle.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # The command is of the same user: it must not take this process over.
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def run(
+    status_fd: int,
+    limits: Mapping[str, int],
+    folders: Sequence[str],
+    relay: tuple[int, str],
+    command: Sequence[str],
+) -> int:
     """The command's exit code, or 128 + the signal that killed it."""
     os.set_inheritable(status_fd, False)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    confine(limits)
     selector = selectors.DefaultSelector()
+    port, path = relay
     if port:
         listen(selector, port, path)
     try:
@@ -173,28 +190,27 @@ def run(status_fd: int, file_bytes: int, port: int, path: str, command: Sequence
         os.write(status_fd, f"failed {error}\n".encode())
         return 127
     os.write(status_fd, b"started\n")
-    process = os.pidfd_open(pid)
-    selector.register(process, selectors.EVENT_READ, None)
-    count_at = time.monotonic()
-    while True:
-        # Nobody is told of a fork.
-        if time.monotonic() >= count_at:
-            if (found := too_many()) is not None:
-                return kill_all(status_fd, f"there were more than {found}")
-            count_at = time.monotonic() + COUNT_EVERY_S
-        for key, mask in selector.select(max(0.0, count_at - time.monotonic())):
+    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, None)
+    # Only the first process sees all others, and none but them.
+    watch = Watch(limits, folders) if os.getpid() == 1 else None
+    count_at = 0.0
+    while (ended := reap(pid)) is None:
+        if watch is not None and time.monotonic() >= count_at:
+            if (why := watch.exceeded()) is not None:
+                return kill_all(status_fd, why)
+            count_at = time.monotonic() + WATCH_EVERY_S
+        if watch is not None:
+            watch.look()
+        wait_s = 0.0 if watch is not None and watch.is_looking else WATCH_EVERY_S
+        for key, mask in selector.select(wait_s):
             if key.data is not None:
                 key.data(mask)
-                continue
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            os.write(status_fd, f"exit {code}\n".encode() if code >= 0 else f"signal {-code}\n".encode())
-            return code if code >= 0 else 128 - code
+    code = os.waitstatus_to_exitcode(ended)
+    os.write(status_fd, f"exit {code}\n".encode() if code >= 0 else f"signal {-code}\n".encode())
+    return code if code >= 0 else 128 - code
 
 
 def main(words: Sequence[str]) -> int:
-    status_fd, file_bytes, port, path, *command = words
-    return run(int(status_fd), int(file_bytes), int(port), path, command)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status_fd, limits, folders, port, path, *command = words
+    values = dict(zip(FIELDS, map(int, limits.split(":")), strict=True))
+    return run(int(status_fd), values, folders.split(":"), (int(port), path), command)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gyre.harness import bridge
+from gyre.harness import bridge, seccomp, usage
 from gyre.harness.guardian import MARK
 from gyre.harness.output import Output
 from gyre.harness.process import GONE_TIMEOUT_S, Child, Exit, NeverStarted, ProcessWatch
@@ -41,7 +41,15 @@ OWN_ETC = {
     "group": f"agent:x:{USER}:\n",
     "hosts": "127.0.0.1 localhost workspace\n",
 }
-BRIDGE = "/gyre/bridge.py"
+CODE = "/gyre/code"
+# What the first process consists of, named as it is outside.
+MODULES = (bridge, usage)
+START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from gyre.harness.bridge import main; "
+    "sys.exit(main(sys.argv[2:]))"
+)
+# As Docker has it.
+SHARED_MEMORY_BYTES = 64 << 20
 SOCKET_FOLDER = "/gyre/proxy"
 
 
@@ -53,9 +61,13 @@ class Bubblewrap:
     def __init__(self, folder: Path) -> None:
         self._etc = folder / "etc"
         self._bwrap = shutil.which("bwrap") or "bwrap"
+        self._filter = seccomp.program() or b""
 
     def check(self) -> None:
-        fix = "install the Debian package bubblewrap, or set it to 'process' where harnesses may be trusted"
+        fix = (
+            "install the Debian package bubblewrap, 0.8 or newer, or set it to 'process' where harnesses may "
+            "be trusted"
+        )
         if shutil.which("bwrap") is None:
             raise SandboxMissing("bubblewrap", "there is no program bwrap", fix)
         self._etc.mkdir(parents=True, exist_ok=True)
@@ -73,28 +85,32 @@ class Bubblewrap:
         return f"http://127.0.0.1:{PORT}{urlsplit(base_url).path}"
 
     def start(self, confined: Confined, output: Output, errors: Output | None = None) -> BubblewrapRun:
-        info, status = _pipe(confined.command[0]), _pipe(confined.command[0])
+        info, status, filter_ = (_pipe(confined.command[0]) for _ in range(3))
         try:
+            os.write(filter_[1], self._filter)
+            os.close(filter_[1])
             child = Child(
-                self._argv(confined, info[1], status[1]),
+                self._argv(confined, info[1], status[1], filter_[0]),
                 cwd=confined.workspace.host,
                 environment=confined.environment,
                 mark=confined.mark,
                 output=output,
                 errors=errors,
-                pass_fds=(info[1], status[1]),
+                pass_fds=(info[1], status[1], filter_[0]),
             )
         except NeverStarted:
             os.close(info[0])
             os.close(status[0])
             raise
         finally:
-            os.close(info[1])
-            os.close(status[1])
+            for fd in (info[1], status[1], filter_[0]):
+                os.close(fd)
         return BubblewrapRun(child, confined.mark, info[0], status[0], errors or output)
 
-    def _argv(self, confined: Confined, info_fd: int, status_fd: int) -> list[str]:
+    def _argv(self, confined: Confined, info_fd: int, status_fd: int, filter_fd: int) -> list[str]:
         argv = [*self._root(), "--info-fd", str(info_fd)]
+        if self._filter:
+            argv += ["--seccomp", str(filter_fd)]
         for mount in (confined.workspace, *confined.mounts):
             argv += ["--bind" if mount.writable else "--ro-bind", str(mount.host), mount.inside]
         port, socket = 0, "-"
@@ -103,11 +119,15 @@ class Bubblewrap:
             argv += ["--ro-bind", str(confined.socket.parent), SOCKET_FOLDER]
             port, socket = PORT, f"{SOCKET_FOLDER}/{confined.socket.name}"
         argv += ["--remount-ro", "/", "--chdir", confined.workspace.inside, "--"]
-        argv += [sys.executable, "-I", "-S", BRIDGE, str(status_fd), str(confined.file_bytes)]
-        return [*argv, str(port), socket, *confined.command]
+        argv += [sys.executable, "-I", "-S", "-c", START, CODE, str(status_fd)]
+        limits = ":".join(str(getattr(confined.limits, name)) for name in bridge.FIELDS)
+        writable = [mount.inside for mount in (confined.workspace, *confined.mounts) if mount.writable]
+        return [*argv, limits, ":".join(writable), str(port), socket, *confined.command]
 
     def _root(self) -> list[str]:
         argv = [self._bwrap, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session"]
+        # In a user namespace of its own a command could mount memory that nobody counts.
+        argv += ["--disable-userns", "--as-pid-1"]
         argv += ["--cap-drop", "ALL", "--uid", str(USER), "--gid", str(USER), "--hostname", "workspace"]
         for folder in SYSTEM:
             if os.path.islink(folder):
@@ -118,10 +138,17 @@ class Bubblewrap:
             argv += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         for name in OWN_ETC:
             argv += ["--ro-bind", str(self._etc / name), f"/etc/{name}"]
-        argv += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/var/tmp"]
+        # The user of a job that root runs is still root to the files of /proc/sys, also without a capability.
+        argv += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
+        argv += ["--dev", "/dev", "--remount-ro", "/dev"]
+        argv += ["--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
+        argv += ["--tmpfs", "/tmp", "--symlink", "../tmp", "/var/tmp"]
         for prefix in python_folders():
             argv += ["--ro-bind", prefix, prefix]
-        return [*argv, "--ro-bind", bridge.__file__, BRIDGE]
+        for module in MODULES:
+            inside = f"{CODE}/{module.__name__.replace('.', '/')}.py"
+            argv += ["--ro-bind", str(module.__file__), inside]
+        return argv
 
 
 class BubblewrapRun:
@@ -142,7 +169,9 @@ class BubblewrapRun:
         code = await self._child.returncode()
         status = dict(line.partition(" ")[::2] for line in _read(self._status_fd).splitlines())
         if "exit" in status:
-            return Exit(kind="exited", code=int(status["exit"]))
+            limit = status.get("limit")
+            detail = f"all of it was killed: more than harness.limits.{limit}" if limit else ""
+            return Exit(kind="exited", code=int(status["exit"]), detail=detail)
         if "signal" in status:
             return Exit(kind="killed", signal=int(status["signal"]))
         if code < 0 or "started" in status:

@@ -10,7 +10,7 @@ from gyre.harness.commands import fill, named_files
 from gyre.harness.left import Evaluation
 from gyre.harness.output import Output
 from gyre.harness.process import Exit
-from gyre.harness.sandbox import Mount, Sandbox, run
+from gyre.harness.sandbox import Limits, Mount, Sandbox, run
 from gyre.harness.score import ScoreError, junit_score, last_line_score
 
 MAX_REPORT_BYTES = 32 << 20
@@ -24,7 +24,7 @@ class CommandScorer:
         self,
         command: tuple[str, ...],
         sandbox: Sandbox,
-        max_bytes: int,
+        limits: Limits,
         timeout_s: float,
         *,
         junit: bool = False,
@@ -32,7 +32,7 @@ class CommandScorer:
     ) -> None:
         self._command = command
         self._sandbox = sandbox
-        self._max_bytes = max_bytes
+        self._limits = limits
         self._timeout_s = timeout_s
         self._junit = junit
         self._visible = (*visible, *named_files(command))
@@ -52,7 +52,7 @@ class CommandScorer:
         }
         output, errors = Output(), Output(evaluation.log)
         confined = evaluation.confined(
-            fill(self._command, places), (report, task, *self._visible), self._sandbox, self._max_bytes
+            fill(self._command, places), (report, task, *self._visible), self._sandbox, self._limits
         )
         ended = await run(self._sandbox, confined, output, errors, timeout_s=self._timeout_s)
         if ended.kind == "timed_out":
@@ -67,7 +67,7 @@ class CommandScorer:
             raise ScoreError(_explained(str(error), ended, errors.tail())) from error
 
 
-def function_scorer(function: str, sandbox: Sandbox, max_bytes: int, timeout_s: float) -> CommandScorer:
+def function_scorer(function: str, sandbox: Sandbox, limits: Limits, timeout_s: float) -> CommandScorer:
     """`function` is `file.py:function` (what lies beside the file can be imported) or
     `package.module:function`."""
     place = function.rpartition(":")[0]
@@ -77,7 +77,7 @@ def function_scorer(function: str, sandbox: Sandbox, max_bytes: int, timeout_s: 
         beside = Path(place).parent
         visible.append(Mount(host=beside, inside=str(beside)))
     command = ("{python}", runner, function, "{workspace}", "{task}")
-    return CommandScorer(command, sandbox, max_bytes, timeout_s, visible=tuple(visible))
+    return CommandScorer(command, sandbox, limits, timeout_s, visible=tuple(visible))
 
 
 def _read_report(path: Path) -> bytes:
@@ -94,4 +94,5 @@ def _read_report(path: Path) -> bytes:
 
 def _explained(problem: str, ended: Exit, errors: str) -> str:
     last = errors.strip().splitlines()[-1:]
-    return "; ".join([problem, f"exit code {ended.code}", *(f"it said {line[:300]!r}" for line in last)])
+    how = [f"exit code {ended.code}", *([ended.detail] if ended.detail else [])]
+    return "; ".join([problem, *how, *(f"it said {line[:300]!r}" for line in last)])

@@ -13,6 +13,18 @@ from gyre.proxy.config import ProxyConfig
 PresetName = Literal["custom", "claude-code", "codex", "qwen-code", "opencode", "mini-swe-agent"]
 
 
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may be used in a bubblewrap sandbox, an evaluator's too. Where it is more, all that runs there is
+    killed, as if it had exited with code 137, and the execution's detail says which limit it was.
+    `memory_bytes` are those of all its processes together, what they share counted once; `disk_bytes` those
+    of the workspace, the home folder and /tmp together."""
+
+    memory_bytes: int = 8 << 30
+    processes: int = 1024
+    threads: int = 2048
+    disk_bytes: int = 8 << 30
+
+
 class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A command, a known harness, or a user's actor.
 
@@ -34,7 +46,7 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     `timeout_s` is the harness's own (what it left is still scored), `overall_timeout_s` drops the
     execution. A workspace larger than `max_workspace_bytes` scores 0. `keep` leaves workspaces in the
-    run folder. `proxy` is what the harness talks to."""
+    run folder. `limits` are those of a sandbox. `proxy` is what the harness talks to."""
 
     preset: PresetName = "custom"
     program: Path | None = None
@@ -54,6 +66,7 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     refills: int = 1
     concurrent: int = 64
     max_workspace_bytes: int = 1 << 30
+    limits: LimitsConfig = LimitsConfig()
     keep: bool = False
     proxy: ProxyConfig = ProxyConfig()
 

@@ -16,7 +16,7 @@ from gyre.harness.judge import Judge
 from gyre.harness.left import Evaluation, Left
 from gyre.harness.pytest_scorer import PytestScorer
 from gyre.harness.room import with_room
-from gyre.harness.sandbox import Sandbox
+from gyre.harness.sandbox import Limits, Sandbox
 from gyre.harness.score import ScoreError
 from gyre.harness.workspace import WorkspaceTooLarge, copy_tree, remove_tree
 
@@ -47,12 +47,12 @@ class Scorer(Protocol):
 class Evaluator:
     """Each attempt of each part is made on a fresh copy."""
 
-    def __init__(self, config: EvaluatorConfig, sandbox: Sandbox, max_workspace_bytes: int) -> None:
-        self._max_bytes = max_workspace_bytes
+    def __init__(self, config: EvaluatorConfig, sandbox: Sandbox, limits: Limits) -> None:
+        self._max_bytes = limits.file_bytes
         self._parts = [
-            _Part(name, part.weight, part.attempts, _scorer(part, sandbox, max_workspace_bytes))
+            _Part(name, part.weight, part.attempts, _scorer(part, sandbox, limits))
             for name, part in config.mix.items()
-        ] or [_Part("", 1.0, config.attempts, _scorer(config, sandbox, max_workspace_bytes))]
+        ] or [_Part("", 1.0, config.attempts, _scorer(config, sandbox, limits))]
 
     def check(self, tasks: Iterable[Path]) -> None:
         """Blocking. Raises TasksError for the first of these folders that cannot be evaluated."""
@@ -114,11 +114,11 @@ class _Part:
         self.scorer = scorer
 
 
-def _scorer(config: ScorerConfig, sandbox: Sandbox, max_bytes: int) -> Scorer:
+def _scorer(config: ScorerConfig, sandbox: Sandbox, limits: Limits) -> Scorer:
     if config.pytest is not None:
-        return PytestScorer(config.pytest, sandbox, max_bytes, config.timeout_s)
+        return PytestScorer(config.pytest, sandbox, limits, config.timeout_s)
     if config.judge is not None:
         return Judge(config.judge, config.timeout_s)
     if config.function is not None:
-        return function_scorer(config.function, sandbox, max_bytes, config.timeout_s)
-    return CommandScorer(config.command, sandbox, max_bytes, config.timeout_s, junit=config.junit)
+        return function_scorer(config.function, sandbox, limits, config.timeout_s)
+    return CommandScorer(config.command, sandbox, limits, config.timeout_s, junit=config.junit)

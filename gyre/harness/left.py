@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from gyre.harness.commands import base_environment
-from gyre.harness.sandbox import Confined, Mount, Sandbox
+from gyre.harness.sandbox import Confined, Limits, Mount, Sandbox
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         return self.left.folder / "evaluator.log"
 
     def confined(
-        self, command: tuple[str, ...], mounts: tuple[Mount, ...], sandbox: Sandbox, file_bytes: int
+        self, command: tuple[str, ...], mounts: tuple[Mount, ...], sandbox: Sandbox, limits: Limits
     ) -> Confined:
         """A command in the copy, without a network."""
         home = Mount(host=self.folder / "home", inside="/home/agent", writable=True)
@@ -48,5 +48,5 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             mounts=(home, temporary, *mounts),
             socket=None,
             mark=self.left.mark,
-            file_bytes=file_bytes,
+            limits=limits,
         )

@@ -20,7 +20,7 @@ from gyre.harness.output import Output
 from gyre.harness.presets import Launch, write_files
 from gyre.harness.process import GONE_TIMEOUT_S, Exit
 from gyre.harness.room import with_room
-from gyre.harness.sandbox import Confined, Mount, Sandbox, run
+from gyre.harness.sandbox import Confined, Mount, Sandbox, limits_of, run
 from gyre.harness.tasks import Task
 from gyre.proxy.messages import ExecutionAccess
 
@@ -106,7 +106,7 @@ class CommandPlayer:
             ),
             socket=attempt.access.unix_socket,
             mark=attempt.mark,
-            file_bytes=config.max_workspace_bytes,
+            limits=limits_of(config),
         )
 
     def _environment(self, attempt: Attempt, temporary: str, values: dict[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from gyre.harness.config import PytestConfig
 from gyre.harness.left import Evaluation
 from gyre.harness.outcomes import Outcomes, functions_in, is_test_file
 from gyre.harness.output import Output
-from gyre.harness.sandbox import Mount, Sandbox, run
+from gyre.harness.sandbox import Limits, Mount, Sandbox, run
 from gyre.harness.score import ScoreError
 from gyre.harness.tasks import TasksError
 from gyre.harness.workspace import copy_tree
@@ -33,10 +33,10 @@ MAX_OUTPUT_BYTES = 32 << 20
 class PytestScorer:
     """A process of pytest, and one more for what is left of the tests whenever one of them ended it."""
 
-    def __init__(self, config: PytestConfig, sandbox: Sandbox, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, config: PytestConfig, sandbox: Sandbox, limits: Limits, timeout_s: float) -> None:
         self._config = config
         self._sandbox = sandbox
-        self._max_bytes = max_bytes
+        self._limits = limits
         self._timeout_s = timeout_s
 
     def check(self, task: Path) -> None:
@@ -101,7 +101,7 @@ class PytestScorer:
         output, errors = Output(tail_bytes=MAX_OUTPUT_BYTES), Output(evaluation.log)
         runner = Mount(host=RUNNER, inside=str(RUNNER))
         command = fill(("{python}", "-I", path(runner), f"{path(orders)}/{ORDERS}"), {})
-        confined = evaluation.confined(command, (hidden, orders, runner), self._sandbox, self._max_bytes)
+        confined = evaluation.confined(command, (hidden, orders, runner), self._sandbox, self._limits)
         ended = await run(self._sandbox, confined, output, errors, timeout_s=timeout_s)
         outcomes.read(output.tail(), secret)
         if not outcomes.was_ready:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from gyre.harness.config import HarnessConfig, LimitsConfig
 from gyre.harness.output import Output
 from gyre.harness.process import Child, Exit, NeverStarted
 
@@ -23,6 +24,18 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
     writable: bool = False
 
 
+class Limits(LimitsConfig, frozen=True, kw_only=True):
+    """Of one sandbox: of each file, and of all that runs in it together. Only of files where it has no
+    walls."""
+
+    file_bytes: int
+
+
+def limits_of(config: HarnessConfig) -> Limits:
+    """No file may be larger than the workspace that it may be in."""
+    return Limits(file_bytes=config.max_workspace_bytes, **msgspec.structs.asdict(config.limits))
+
+
 class Confined(msgspec.Struct, frozen=True, kw_only=True):
     """A command to be run in a sandbox. Its paths and URL are those of the inside. It can use `mounts`, and
     `socket` is the proxy's, its only network. `mark` is its name in its environment."""
@@ -33,7 +46,7 @@ class Confined(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[Mount, ...]
     socket: Path | None
     mark: str
-    file_bytes: int
+    limits: Limits
 
 
 class SandboxMissing(Exception):
@@ -97,7 +110,7 @@ class ProcessSandbox:
         path = confined.environment.get("PATH")
         if shutil.which(cwd / program if "/" in program else program, path=path) is None:
             raise NeverStarted(program, "there is no such program")
-        blocks = str(max(1, confined.file_bytes // 512))
+        blocks = str(max(1, confined.limits.file_bytes // 512))
         child = Child(
             ("/bin/sh", "-c", _LIMITED, blocks, *confined.command),
             cwd=cwd,

@@ -58,6 +58,11 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "harness.concurrent": _ONE_OR_MORE,
     "harness.max_workspace_bytes": _ONE_OR_MORE,
     "harness.compact_tokens": _NOT_NEGATIVE,
+    # Less than these and no Python starts.
+    "harness.limits.memory_bytes": (1 << 26, True, _MOST),
+    "harness.limits.processes": (4, True, _MOST),
+    "harness.limits.threads": (4, True, _MOST),
+    "harness.limits.disk_bytes": _ONE_OR_MORE,
     "harness.proxy.port": _PORT,
     "harness.proxy.wait_s": _ABOVE_ZERO,
     "harness.proxy.keep_alive_s": _ABOVE_ZERO,

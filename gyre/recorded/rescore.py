@@ -17,7 +17,7 @@ from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.evaluator import EvaluationFailed, Evaluator
 from gyre.harness.left import Left
 from gyre.harness.process import start_guardian
-from gyre.harness.sandbox import ProcessSandbox, Sandbox
+from gyre.harness.sandbox import ProcessSandbox, Sandbox, limits_of
 from gyre.job import Job
 from gyre.recorded.run import RecordedRun
 from gyre.trajectory.reader import DamagedRow, ExecutionRow
@@ -55,7 +55,7 @@ async def rescore(
             sandboxes = {"process": ProcessSandbox(), "bubblewrap": Bubblewrap(place / "sandbox")}
             sandbox = sandboxes[job.evaluator.sandbox]
             await asyncio.to_thread(sandbox.check)
-            evaluator = Evaluator(job.evaluator, sandbox, job.harness.max_workspace_bytes)
+            evaluator = Evaluator(job.evaluator, sandbox, limits_of(job.harness))
             found = enumerate(_left(run, job, group, place, guard, lacking))
             in_order = _InOrder(tell)
 

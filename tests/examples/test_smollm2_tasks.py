@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gyre.harness.evaluator import Evaluator, Left
-from gyre.harness.sandbox import ProcessSandbox
+from gyre.harness.sandbox import Limits, ProcessSandbox
 from gyre.harness.tasks import Task, load_tasks
 from gyre.job import load_job
 
@@ -41,7 +41,7 @@ def run_script(script: str, workspace: Path) -> str:
 
 
 async def score(task: Task, workspace: Path) -> float:
-    evaluator = Evaluator(JOB.evaluator, ProcessSandbox(), 1 << 20)
+    evaluator = Evaluator(JOB.evaluator, ProcessSandbox(), Limits(file_bytes=1 << 20))
     folder = workspace.parent
     return await evaluator.score(
         Left(

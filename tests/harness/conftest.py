@@ -9,7 +9,7 @@ import pytest
 
 from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.guardian import kill_marked, marked
-from gyre.harness.sandbox import Confined, Mount, ProcessSandbox, Sandbox
+from gyre.harness.sandbox import Confined, Limits, Mount, ProcessSandbox, Sandbox
 
 # Of this process: tests that run beside these must not be killed.
 MARK = f"gyre-tests-{os.getpid()}/"
@@ -32,7 +32,7 @@ def confined(tmp_path: Path) -> Callable[..., Confined]:
     for name in ("workspace", "home", "tmp"):
         (tmp_path / name).mkdir()
 
-    def make(*command: str, socket: Path | None = None, file_bytes: int = 1 << 20) -> Confined:
+    def make(*command: str, socket: Path | None = None, file_bytes: int = 1 << 20, **limits: int) -> Confined:
         workspace = Mount(host=tmp_path / "workspace", inside="/workspace", writable=True)
         home = Mount(host=tmp_path / "home", inside="/home/agent", writable=True)
         temporary = Mount(host=tmp_path / "tmp", inside="/tmp", writable=True)
@@ -43,7 +43,7 @@ def confined(tmp_path: Path) -> Callable[..., Confined]:
             mounts=(home, temporary),
             socket=socket,
             mark=f"{MARK}{tmp_path.name}/{next(number)}/",
-            file_bytes=file_bytes,
+            limits=Limits(file_bytes=file_bytes, **limits),
         )
 
     return make

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import random
+import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from gyre.harness import bridge
+from gyre.harness.bubblewrap import MODULES, START
 
 Run = Callable[..., Awaitable[tuple[int, list[str], str]]]
+
+LIMITS = ":".join([str(1 << 30)] * len(bridge.FIELDS))
 
 SERVED = random.Random(0).randbytes(6 << 20)
 
@@ -37,16 +41,21 @@ async def run_bridge(tmp_path: Path) -> AsyncIterator[Run]:
         writer.close()
 
     server = await asyncio.start_unix_server(serve, tmp_path / "socket")
+    code = tmp_path / "code" / "gyre" / "harness"
+    code.mkdir(parents=True)
+    for module in MODULES:
+        shutil.copy(str(module.__file__), code)
 
     async def run(
-        *command: str, port: int | None = None, program: tuple[str, ...] = (bridge.__file__,)
+        *command: str, port: int | None = None, program: tuple[str, ...] = ("-c", START, "{code}")
     ) -> tuple[int, list[str], str]:
         read, write = os.pipe()
         port = free_port() if port is None else port
+        program = tuple(word.replace("{code}", str(tmp_path / "code")) for word in program)
         words = [word.replace("{port}", str(port)) for word in command]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", *program),
-            *(str(write), str(1 << 30), str(port), str(tmp_path / "socket"), *words),
+            *(str(write), LIMITS, str(tmp_path), str(port), str(tmp_path / "socket"), *words),
             stdout=asyncio.subprocess.PIPE,
             pass_fds=(write,),
         )
@@ -101,16 +110,20 @@ async def test_much_goes_both_ways_to_a_slow_reader(run_bridge: Run) -> None:
     assert said == f"{len(SERVED)} {hashlib.sha256(SERVED).hexdigest()}\n"
 
 
-COUNTING = f"""
+COUNTING = """
 import sys, time
-sys.path.insert(0, {str(Path(bridge.__file__).parent)!r})
-import bridge
-look, looks = bridge.too_many, 0
-def too_many():
-    global looks
-    looks += 1
-    return look()
-bridge.too_many = too_many
+sys.path.insert(0, sys.argv.pop(1))
+from gyre.harness import bridge
+looks = 0
+class Watch:
+    is_looking = False
+    def __init__(self, *_): pass
+    def look(self): pass
+    def exceeded(self):
+        global looks
+        looks += 1
+bridge.Watch = Watch
+bridge.os.getpid = lambda: 1
 began = time.monotonic()
 bridge.main(sys.argv[1:])
 print(looks, time.monotonic() - began)
@@ -118,12 +131,13 @@ print(looks, time.monotonic() - began)
 
 
 async def test_processes_are_not_counted_for_each_chunk_that_is_relayed(run_bridge: Run) -> None:
-    _, _, said = await run_bridge(sys.executable, "-c", UPLOAD, program=("-c", COUNTING))
+    _, _, said = await run_bridge(sys.executable, "-c", UPLOAD, program=("-c", COUNTING, "{code}"))
     looks, took_s = said.splitlines()[-1].split()
-    assert 1 <= int(looks) <= float(took_s) / bridge.COUNT_EVERY_S + 1
+    assert 1 <= int(looks) <= float(took_s) / bridge.WATCH_EVERY_S + 1
 
 
 MANY = """
+import shutil
 import socket
 ends = [socket.create_connection(("127.0.0.1", {port})) for _ in range(50)]
 for end in ends[::2]:

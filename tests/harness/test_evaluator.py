@@ -8,7 +8,7 @@ import structlog.testing
 from gyre.harness.config import EvaluatorConfig, PartConfig
 from gyre.harness.evaluator import EvaluationFailed, Evaluator
 from gyre.harness.left import Left
-from gyre.harness.sandbox import ProcessSandbox, Sandbox
+from gyre.harness.sandbox import Limits, ProcessSandbox, Sandbox
 from tests.harness.conftest import MARK
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
@@ -34,7 +34,7 @@ def left(tmp_path: Path) -> Left:
 @pytest.fixture
 def evaluator(sandbox: Sandbox) -> Callable[..., Evaluator]:
     def make(*command: str, **settings: Any) -> Evaluator:
-        return Evaluator(EvaluatorConfig(command=command, **settings), sandbox, 1 << 20)
+        return Evaluator(EvaluatorConfig(command=command, **settings), sandbox, Limits(file_bytes=1 << 20))
 
     return make
 
@@ -44,7 +44,9 @@ def plain() -> Callable[..., Evaluator]:
     """What has nothing to do with walls is tested without them."""
 
     def make(*command: str, **settings: Any) -> Evaluator:
-        return Evaluator(EvaluatorConfig(command=command, **settings), ProcessSandbox(), 1 << 20)
+        return Evaluator(
+            EvaluatorConfig(command=command, **settings), ProcessSandbox(), Limits(file_bytes=1 << 20)
+        )
 
     return make
 
@@ -163,7 +165,7 @@ def own(tmp_path: Path) -> str:
 
 async def test_a_function_scores(sandbox: Sandbox, left: Left, own: str) -> None:
     (left.workspace / "beside.py").write_text("HALF = 1.0")
-    evaluator = Evaluator(EvaluatorConfig(function=f"{own}:share"), sandbox, 1 << 20)
+    evaluator = Evaluator(EvaluatorConfig(function=f"{own}:share"), sandbox, Limits(file_bytes=1 << 20))
     assert await evaluator.score(left) == 0.5
 
 
@@ -179,11 +181,11 @@ async def test_a_function_scores(sandbox: Sandbox, left: Left, own: str) -> None
 async def test_a_function_that_fails_is_no_score(left: Left, own: str, name: str, reason: str) -> None:
     config = EvaluatorConfig(function=f"{own}:{name}", attempts=1)
     with pytest.raises(EvaluationFailed, match=reason):
-        await Evaluator(config, ProcessSandbox(), 1 << 20).score(left)
+        await Evaluator(config, ProcessSandbox(), Limits(file_bytes=1 << 20)).score(left)
 
 
 def mixed(**parts: PartConfig) -> Evaluator:
-    return Evaluator(EvaluatorConfig(mix=parts), ProcessSandbox(), 1 << 20)
+    return Evaluator(EvaluatorConfig(mix=parts), ProcessSandbox(), Limits(file_bytes=1 << 20))
 
 
 async def test_a_mix_is_a_weighted_mean(left: Left) -> None:

@@ -73,13 +73,14 @@ import asyncio, os, sys
 from pathlib import Path
 from gyre.harness.output import Output
 from gyre.harness.process import start_guardian
-from gyre.harness.sandbox import Confined, Mount, ProcessSandbox, run
+from gyre.harness.sandbox import Confined, Limits, Mount, ProcessSandbox, run
 
 async def main(folder, mark):
     guardian = start_guardian(mark)
     code = "setsid sh -c 'echo up > fifo; sleep 100' & sleep 100"
     confined = Confined(
-        command=("sh", "-c", code), environment=dict(os.environ), mounts=(), socket=None, file_bytes=1 << 20,
+        command=("sh", "-c", code), environment=dict(os.environ), mounts=(), socket=None,
+        limits=Limits(file_bytes=1 << 20),
         workspace=Mount(host=folder, inside="/workspace"), mark=f"{mark}g000000.00/1/",
     )
     await run(ProcessSandbox(), confined, Output(), timeout_s=100)

@@ -15,7 +15,7 @@ from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.config import EvaluatorConfig, PytestConfig
 from gyre.harness.evaluator import Evaluator
 from gyre.harness.left import Left
-from gyre.harness.sandbox import ProcessSandbox, Sandbox
+from gyre.harness.sandbox import Limits, ProcessSandbox, Sandbox
 from tests.harness.conftest import MARK
 
 TESTS = """
@@ -78,7 +78,7 @@ def left(tmp_path: Path) -> Iterator[Left]:
 def by_tests(sandbox: Sandbox, timeout_s: float = 30.0, test_timeout_s: float = 10.0) -> Evaluator:
     hidden = PytestConfig(test_timeout_s=test_timeout_s)
     config = EvaluatorConfig(pytest=hidden, attempts=1, timeout_s=timeout_s)
-    return Evaluator(config, sandbox, 1 << 20)
+    return Evaluator(config, sandbox, Limits(file_bytes=1 << 20))
 
 
 def write(left: Left, files: dict[str, str]) -> None:
@@ -127,7 +127,7 @@ for found in gc.get_objects():
 """
 
 # Without walls, nothing of this machine is to be harmed.
-WALLS = "os.path.exists('/gyre/bridge.py')"
+WALLS = "os.path.exists('/gyre/code')"
 
 # It inherits what the tests' process has open, and outlives it where it can.
 DAEMON = f"""
@@ -217,7 +217,7 @@ async def test_it_scores_what_it_earned(walls: Sandbox, left: Left, name: str) -
 async def test_a_fork_bomb_ends_only_its_test(walls: Sandbox, left: Left) -> None:
     write(left, wrong(BOMB))
     assert await by_tests(walls, timeout_s=50.0).score(left) == EARNED
-    assert "more than 1024 processes" in (left.folder / "evaluator.log").read_text()
+    assert "more than harness.limits.processes = 1024" in (left.folder / "evaluator.log").read_text()
 
 
 async def test_links_pipes_devices_and_odd_names_are_no_way_out(walls: Sandbox, left: Left) -> None:

@@ -16,7 +16,7 @@ from gyre.harness.config import EvaluatorConfig, JudgeConfig
 from gyre.harness.evaluator import EvaluationFailed, Evaluator
 from gyre.harness.judge import answer_text, shown_files
 from gyre.harness.left import Left
-from gyre.harness.sandbox import ProcessSandbox
+from gyre.harness.sandbox import Limits, ProcessSandbox
 from gyre.harness.score import ScoreError
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -68,7 +68,7 @@ async def judged(
     )
     config = EvaluatorConfig(judge=judge, attempts=attempts, timeout_s=0.5 if attempts == 1 else 10.0)
     try:
-        yield Evaluator(config, ProcessSandbox(), 1 << 20)
+        yield Evaluator(config, ProcessSandbox(), Limits(file_bytes=1 << 20))
     finally:
         await runner.cleanup()
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from gyre.harness.actor import HarnessActorConfig
 from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, TasksConfig
 from gyre.harness.output import Output
-from gyre.harness.sandbox import Confined, Mount, ProcessSandbox, run
+from gyre.harness.sandbox import Confined, Limits, Mount, ProcessSandbox, run
 from tests.harness.conftest import MARK, needs_bwrap
 from tests.harness.neighbours import running
 
@@ -264,7 +264,7 @@ def play_harness(tmp_path: Path) -> Callable[..., Awaitable[tuple[int | None, fl
                 mounts=(),
                 socket=None,
                 mark=f"{MARK}quickstart/",
-                file_bytes=1 << 20,
+                limits=Limits(file_bytes=1 << 20),
             )
             output = Output()
             exit_ = await run(ProcessSandbox(), confined, output, timeout_s=30.0)

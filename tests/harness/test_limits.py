@@ -1,0 +1,173 @@
+"""Hostile commands against the limits of a sandbox with walls: each ends, and the limit is named."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gyre.harness import usage
+from gyre.harness.bubblewrap import Bubblewrap
+from gyre.harness.output import Output
+from gyre.harness.process import Exit
+from gyre.harness.sandbox import Confined, run
+
+walls = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+
+Make = Callable[..., Confined]
+MB = 1 << 20
+
+HOG = "held = []\nwhile True: held.append(bytearray(8 << 20)); held[-1][::4096] = b'x' * 2048"
+FORKED_HOG = (
+    "import os, time\nfor _ in range(6): os.fork()\n"
+    "held = bytearray(8 << 20); held[::4096] = b'x' * 2048; time.sleep(100)"
+)
+NO_PROCESS = """
+import os, time
+file = os.memfd_create("held")
+for _ in range(128): os.write(file, b"x" * (1 << 20))
+time.sleep(100)
+"""
+SYSTEM_V = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+at = libc.shmat(libc.shmget(0, 128 << 20, 0o1600), None, 0)
+ctypes.memset(at, 1, 128 << 20)
+libc.shmdt(ctypes.c_void_p(at))
+time.sleep(100)
+"""
+MANY_FILES = """
+import os, time
+for n in range(40):
+    with open(f"/{('workspace', 'tmp', 'home/agent')[n % 3]}/{n}", "wb") as f: f.write(b"x" * (1 << 20))
+time.sleep(100)
+"""
+NO_NAME = """
+import os, time
+held = []
+for n in range(40):
+    held.append(open("file", "wb"))
+    held[-1].write(b"x" * (1 << 20))
+    held[-1].flush()
+    os.unlink("file")
+time.sleep(100)
+"""
+HIDDEN = """
+import os, time
+os.makedirs("a/b")
+for n in range(40): open(f"a/b/{n}", "wb").write(b"x" * (1 << 20))
+os.chmod("a/b", 0)
+os.chmod("a", 0)
+time.sleep(100)
+"""
+# The first process watches: it is to be stopped, ended, or held.
+FIRST = """
+import ctypes, os, signal
+for number in (signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT):
+    os.kill(1, number)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.ptrace(16, 1, 0, 0) == -1 and ctypes.get_errno() == 1
+try: open("/proc/1/mem", "r+b")
+except PermissionError: pass
+else: raise SystemExit("its memory can be written to")
+"""
+BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+
+HOGS = {"one": HOG, "many": FORKED_HOG, "memfd": NO_PROCESS, "sysv": SYSTEM_V}
+FILLERS = {"many": MANY_FILES, "no-name": NO_NAME, "hidden": HIDDEN}
+
+
+@pytest.fixture
+def bubblewrap(tmp_path: Path) -> Bubblewrap:
+    made = Bubblewrap(tmp_path / "sandbox")
+    made.check()
+    return made
+
+
+async def ended(bubblewrap: Bubblewrap, confined: Confined) -> Exit:
+    output = Output()
+    exit_ = await run(bubblewrap, confined, output, timeout_s=50.0)
+    assert exit_.kind == "exited", (exit_, output.tail())
+    return exit_
+
+
+def over(name: str, value: int) -> Exit:
+    detail = f"all of it was killed: more than harness.limits.{name} = {value}"
+    return Exit(kind="exited", code=137, detail=detail)
+
+
+@walls
+@pytest.mark.parametrize(
+    "code", [HOG, FORKED_HOG, NO_PROCESS, SYSTEM_V], ids=["one", "many", "memfd", "sysv"]
+)
+async def test_a_memory_hog_is_killed(bubblewrap: Bubblewrap, confined: Make, code: str) -> None:
+    command = confined(sys.executable, "-c", code, file_bytes=1 << 30, memory_bytes=80 * MB)
+    assert await ended(bubblewrap, command) == over("memory_bytes", 80 * MB)
+
+
+@walls
+@pytest.mark.parametrize("code", FILLERS.values(), ids=FILLERS)
+async def test_who_fills_the_disk_is_killed(bubblewrap: Bubblewrap, confined: Make, code: str) -> None:
+    command = confined(sys.executable, "-c", code, disk_bytes=20 * MB)
+    assert await ended(bubblewrap, command) == over("disk_bytes", 20 * MB)
+
+
+@walls
+async def test_a_huge_file_cannot_be_written(bubblewrap: Bubblewrap, confined: Make, tmp_path: Path) -> None:
+    code = "import os\nfile = open('/tmp/huge', 'wb')\nos.ftruncate(file.fileno(), 1 << 40)"
+    assert (await ended(bubblewrap, confined(sys.executable, "-c", code))).code == 1
+    assert (tmp_path / "tmp" / "huge").stat().st_size == 0
+
+
+@walls
+async def test_too_many_processes_are_killed(bubblewrap: Bubblewrap, confined: Make) -> None:
+    command = confined(sys.executable, "-c", BOMB, processes=50)
+    assert await ended(bubblewrap, command) == over("processes", 50)
+
+
+@walls
+async def test_the_watch_cannot_be_put_to_sleep(bubblewrap: Bubblewrap, confined: Make) -> None:
+    command = confined(sys.executable, "-c", FIRST + BOMB, processes=50)
+    assert await ended(bubblewrap, command) == over("processes", 50)
+
+
+@walls
+async def test_what_is_within_the_limits_runs(bubblewrap: Bubblewrap, confined: Make) -> None:
+    """Shared memory counts once, a file with many names too."""
+    code = (
+        "import os, time\nheld = b'x' * (64 << 20)\n"
+        "children = [os.fork() for _ in range(1)]\nif 0 in children: time.sleep(0.4); os._exit(0)\n"
+        "open('file', 'wb').write(b'x' * (1 << 20))\nfor n in range(60): os.link('file', str(n))\n"
+        "time.sleep(0.4)\nos.wait()"
+    )
+    command = confined(sys.executable, "-c", code, memory_bytes=110 * MB, disk_bytes=20 * MB)
+    assert await ended(bubblewrap, command) == Exit(kind="exited", code=0)
+
+
+@walls
+async def test_memory_disks_are_small(bubblewrap: Bubblewrap, confined: Make) -> None:
+    code = "import os\ns = os.statvfs('/dev/shm')\nprint(s.f_blocks * s.f_frsize, os.access('/dev', os.W_OK))"
+    output = Output()
+    await run(bubblewrap, confined(sys.executable, "-c", code), output, timeout_s=50.0)
+    assert output.tail() == f"{64 * MB} False\n"
+
+
+def test_usage_of_a_tree(tmp_path: Path) -> None:
+    for n in range(usage.SLICE + 1):
+        (tmp_path / str(n)).mkdir()
+    (tmp_path / "7" / "file").write_bytes(b"x" * 100_000)
+    os.link(tmp_path / "7" / "file", tmp_path / "link")
+    os.symlink("/", tmp_path / "out")
+    *parts, found = usage.usage([str(tmp_path)], set())
+    assert found is not None and len(parts) > 1
+    own = sum(os.lstat(tmp_path / str(n)).st_blocks * 512 for n in range(usage.SLICE + 1))
+    file = (tmp_path / "link").stat().st_blocks * 512
+    assert own + file <= found[0] <= own + file + 4096
+
+
+def test_a_process_that_is_gone_has_no_memory() -> None:
+    assert usage.resident("0") == usage.proportional("0") == 0
+    assert 0 < usage.proportional("self") <= usage.resident("self")

@@ -1,0 +1,45 @@
+import struct
+
+import pytest
+
+from gyre.harness.seccomp import program
+
+
+def ends(code: bytes, number: int, architecture: int, argument: int = 0) -> int:
+    """What a kernel that runs the program answers."""
+    data = struct.pack("=IIQ6Q", number, architecture, 0, argument, 0, 0, 0, 0, 0)
+    steps = list(struct.iter_unpack("=HBBI", code))
+    at = value = 0
+    while True:
+        kind, if_so, if_not, k = steps[at]
+        at += 1
+        if kind == 0x20:
+            value = struct.unpack_from("=I", data, k)[0]
+        elif kind == 0x06:
+            return int(k)
+        else:
+            at += if_so if (value == k if kind == 0x15 else value >= k) else if_not
+
+
+ALLOW, NO_FAMILY, NO_CALL = 0x7FFF0000, 0x00050061, 0x00050026
+
+
+@pytest.mark.parametrize(
+    ("machine", "architecture", "number"), [("x86_64", 0xC000003E, 41), ("aarch64", 0xC00000B7, 198)]
+)
+def test_other_families_of_sockets_are_refused(machine: str, architecture: int, number: int) -> None:
+    code = program(machine)
+    assert code is not None
+    found = {family: ends(code, number, architecture, family) for family in range(64)}
+    assert [family for family, said in found.items() if said == ALLOW] == [1, 2, 10, 16]
+    assert set(found.values()) == {ALLOW, NO_FAMILY}
+    # The kernel looks at 32 bits of a family.
+    assert ends(code, number, architecture, 40 | 1 << 32) == NO_FAMILY
+    assert ends(code, number + 1, architecture, 40) == ALLOW
+    assert ends(code, 425, architecture) == NO_CALL
+    assert ends(code, number | 0x40000000, architecture, 1) == NO_CALL
+    assert ends(code, number, 0x40000003, 1) == NO_CALL
+
+
+def test_other_machines_have_no_filter() -> None:
+    assert program("riscv64") is None
