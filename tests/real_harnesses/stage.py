@@ -24,6 +24,8 @@ from gyre.harness.config import EvaluatorConfig, HarnessConfig
 from gyre.harness.evaluator import Evaluator
 from gyre.harness.execution import Begin, ExecutionActor, Surroundings
 from gyre.harness.players import CommandPlayer
+from gyre.harness.presets.launching import launch_of
+from gyre.harness.sandbox import limits_of
 from gyre.harness.tasks import Task
 from gyre.proxy import ProxyConfig
 from gyre.proxy.actor import ProxyActor, ProxyActorConfig
@@ -235,8 +237,8 @@ class Stage:
         return Surroundings(
             config=config,
             model=MODEL,
-            player=CommandPlayer(config, self.sandbox),
-            evaluator=Evaluator(scoring, self.sandbox, config.max_workspace_bytes),
+            player=CommandPlayer(config, launch_of(config, WINDOW_TOKENS, WINDOW_TOKENS), self.sandbox),
+            evaluator=Evaluator(scoring, self.sandbox, limits_of(config)),
             folder=self.folder / "executions",
             guard=f"gyre-tests-{secrets.token_hex(4)}/",
             proxy=self.proxy,
