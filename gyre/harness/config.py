@@ -36,7 +36,8 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     `preset` names a known harness (gyre.harness.presets) in place of a command. Its `program` is looked for
     by its name, and is of a tested version or of `version`; `arguments` and `environment` are added to those
-    of the preset. It compacts at `compact_tokens`, 0: three quarters of the room for prompts.
+    of the preset. It compacts at `compact_tokens`, 0: three quarters of the room for prompts; who has
+    compacted `max_compactions` times and wants to once more is refused from then on.
 
     `actor` is a `gyre.harness.Harness` named `package.module:Class` or `file.py:Class`, built from `options`.
     It has no sandbox, and lives in this process or, with `own_process`, in one of its own, which
@@ -53,6 +54,7 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     version: str = ""
     arguments: tuple[str, ...] = ()
     compact_tokens: int = 0
+    max_compactions: int = 32
     command: tuple[str, ...] = ()
     actor: str | None = None
     options: dict[str, Any] = {}

@@ -19,6 +19,7 @@ from gyre.harness.evaluator import EvaluationFailed, Evaluator
 from gyre.harness.left import Left
 from gyre.harness.output import Output
 from gyre.harness.players import Attempt, HarnessGone, Player
+from gyre.harness.presets import compaction_limit
 from gyre.harness.process import Exit
 from gyre.harness.room import with_room
 from gyre.harness.tasks import Task
@@ -147,7 +148,12 @@ class ExecutionActor(Actor):
         except (OSError, WorkspaceTooLarge) as error:
             return Exit(kind="never_started", detail=f"its workspace cannot be made: {error}")
         execution, attempt = self._spec.execution, self._spec.attempt
-        opening = OpenExecution(execution=execution, attempt=attempt, refill=self._spec.refill)
+        opening = OpenExecution(
+            execution=execution,
+            attempt=attempt,
+            refill=self._spec.refill,
+            compactions=compaction_limit(self._around.config),
+        )
         access = await self._around.proxy.ask(opening)
         try:
             return await self._around.player.play(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gyre.harness.config import HarnessConfig
 from gyre.harness.presets import PRESETS, Preset, compact_tokens
 from gyre.job.broken import Broken, broken
 from gyre.job.decode import shown
@@ -11,7 +12,8 @@ from gyre.job.evaluation import command_faults
 from gyre.job.named import named_faults
 from gyre.job.tables import Job
 
-OF_PRESETS = ("program", "version", "arguments", "compact_tokens")
+OF_PRESETS = ("program", "version", "arguments", "compact_tokens", "max_compactions")
+DEFAULTS = HarnessConfig()
 
 
 def harness_faults(job: Job) -> Iterator[Broken]:
@@ -76,7 +78,7 @@ def _preset(job: Job, preset: Preset) -> Iterator[Broken]:
 
 def _only_with(job: Job, keys: tuple[str, ...], other: str, allowed: str) -> Iterator[Broken]:
     for key in keys:
-        if getattr(job.harness, key):
+        if getattr(job.harness, key) != getattr(DEFAULTS, key):
             found = f"{key} without {'an actor' if other == 'actor' else 'a preset'}"
             yield broken(found, f"only {allowed}", f"harness.{key}", f"harness.{other}")
 

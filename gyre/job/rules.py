@@ -63,6 +63,7 @@ BOUNDS: dict[str, tuple[float, bool, float]] = {
     "harness.limits.processes": (4, True, _MOST),
     "harness.limits.threads": (4, True, _MOST),
     "harness.limits.disk_bytes": _ONE_OR_MORE,
+    "harness.max_compactions": _NOT_NEGATIVE,
     "harness.proxy.port": _PORT,
     "harness.proxy.wait_s": _ABOVE_ZERO,
     "harness.proxy.keep_alive_s": _ABOVE_ZERO,

@@ -95,7 +95,7 @@ class ProxyActor(Actor):
 
     @handles(OpenExecution)
     async def open_execution(self, message: OpenExecution) -> ExecutionAccess:
-        key = self._desk.open(message.execution, message.attempt, message.refill)
+        key = self._desk.open(message)
         return ExecutionAccess(base_url=self._base_url, key=key, unix_socket=self._config.unix_socket)
 
     @handles(CloseExecution, concurrent=True)

@@ -31,7 +31,7 @@ from gyre.proxy.conversation import (
 from gyre.proxy.executions import Execution, Flight
 from gyre.proxy.live import LiveAnswer
 from gyre.proxy.matching import draw_seed
-from gyre.proxy.messages import ProxyTotals
+from gyre.proxy.messages import OpenExecution, ProxyTotals
 from gyre.proxy.prompts import Prompt, encode_prompt
 from gyre.proxy.records import call_record
 from gyre.proxy.routes import Routes, Sample
@@ -80,10 +80,12 @@ class CallDesk:
         self._sums: Counter[str] = Counter()
         self._came_or_went = asyncio.Event()
 
-    def open(self, name: str, attempt: int, refill: int) -> str:
+    def open(self, opening: OpenExecution) -> str:
         """Returns the execution's key."""
+        name = opening.execution
         self._shut(name)
-        execution = Execution(name, attempt, f"gyre-{secrets.token_urlsafe(24)}", refill)
+        key = f"gyre-{secrets.token_urlsafe(24)}"
+        execution = Execution(name, opening.attempt, key, opening.refill, opening.compactions)
         self._by_name[name] = self._by_key[execution.key] = execution
         return execution.key
 
@@ -139,6 +141,7 @@ class CallDesk:
         if flight is not None:
             flight.repeated = True
             return flight
+        execution.compactions.admit(request.conversation)
         flight = execution.begin(request, digests)
         self._count_in_flight(1)
         flight.task = self._run(self._fly(execution, flight), name=f"call {flight.call}")
@@ -247,6 +250,7 @@ class CallDesk:
             await self._trajectory.ask(RecordCall(record=record), timeout_s=_RECORD_S)
         except ActorError as error:
             raise unavailable(f"the call could not be recorded: {error}") from error
+        execution.compactions.recorded(request.conversation)
         execution.index.add(
             flight.call,
             parent=prompt.parent,

@@ -8,8 +8,10 @@ from contextlib import suppress
 
 import msgspec
 
+from gyre.proxy.compactions import Compactions
 from gyre.proxy.conversation import CallError, CallRequest, Completion, Opening
 from gyre.proxy.matching import ConversationIndex, repetition_key
+from gyre.proxy.messages import CompactionLimit
 from gyre.proxy.routes import Sample
 from gyre.trajectory.records import CallRecord
 
@@ -75,13 +77,16 @@ class Flight:
 class Execution:
     """An open execution: its recorded calls, and its flights by what they ask."""
 
-    def __init__(self, name: str, attempt: int, key: str, refill: int = 0) -> None:
+    def __init__(
+        self, name: str, attempt: int, key: str, refill: int = 0, compactions: CompactionLimit | None = None
+    ) -> None:
         self.name = name
         self.attempt = attempt
         self.refill = refill
         self.key = key
         self.closed = False
         self.index = ConversationIndex()
+        self.compactions = Compactions(name, compactions)
         self.prompts: Counter[bytes] = Counter()
         self._flights: dict[bytes, list[Flight]] = {}
         self._calls = 0

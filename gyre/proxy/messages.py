@@ -18,6 +18,14 @@ class ExecutionAccess(msgspec.Struct, frozen=True, kw_only=True):
     unix_socket: Path | None
 
 
+class CompactionLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a harness may have its context summarised: who asks once more is refused for good. `words`
+    tell such a request: one of them stands in its system prompt or in its last user message."""
+
+    most: int
+    words: tuple[str, ...]
+
+
 class OpenExecution(Ask[ExecutionAccess], frozen=True, kw_only=True):
     """An attempt at an execution begins. An earlier attempt that is still open ends: its key dies. Attempts
     of one `refill` draw alike."""
@@ -25,6 +33,7 @@ class OpenExecution(Ask[ExecutionAccess], frozen=True, kw_only=True):
     execution: str
     attempt: int
     refill: int = 0
+    compactions: CompactionLimit | None = None
 
 
 class CloseExecution(Ask[None], frozen=True, kw_only=True):

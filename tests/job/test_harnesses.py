@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from gyre.cli import app
 from gyre.harness.presets import PRESETS
 from gyre.job import JobError, load_job
+from gyre.job.harnesses import OF_PRESETS
 from tests.harness.presets.programs import telling
 from tests.job.conftest import JOB, Faults
 
@@ -45,6 +46,8 @@ def test_a_preset_stands_in_place_of_a_command(name: str, job_file: Path) -> Non
         (["harness.version=2.0.1"], "harness.version", "version without a preset"),
         (["harness.arguments=['-v']"], "harness.arguments", "arguments without a preset"),
         (["harness.compact_tokens=9"], "harness.compact_tokens", "compact_tokens without a preset"),
+        (["harness.max_compactions=9"], "harness.max_compactions", "max_compactions without a preset"),
+        (preset("codex", "harness.max_compactions=-1"), "harness.max_compactions", "0 or more"),
         (preset("codex", "harness.compact_tokens=-1"), "harness.compact_tokens", "0 or more"),
         (preset("codex", "harness.compact_tokens=127000"), "harness.compact_tokens", "at most 126976"),
         (preset("codex", "harness.compact_tokens=10"), "harness.compact_tokens", "about 10000 tokens long"),
@@ -70,7 +73,7 @@ values = st.one_of(
 @given(
     name=st.one_of(st.sampled_from(["custom", *PRESETS]), st.text(max_size=12)),
     table=st.dictionaries(
-        st.sampled_from(["program", "version", "arguments", "compact_tokens", "command", "environment"]),
+        st.sampled_from([*OF_PRESETS, "command", "environment"]),
         values,
         max_size=3,
     ),

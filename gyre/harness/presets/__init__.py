@@ -2,7 +2,14 @@
 quiet, and made to compact within the policy's context."""
 
 from gyre.harness.presets.installed import PresetMissing
-from gyre.harness.presets.launching import PRESETS, compact_tokens, find_preset, launch_of, write_files
+from gyre.harness.presets.launching import (
+    PRESETS,
+    compact_tokens,
+    compaction_limit,
+    find_preset,
+    launch_of,
+    write_files,
+)
 from gyre.harness.presets.preset import Launch, Preset, Terms
 
 __all__ = [
@@ -12,6 +19,7 @@ __all__ = [
     "PresetMissing",
     "Terms",
     "compact_tokens",
+    "compaction_limit",
     "find_preset",
     "launch_of",
     "write_files",

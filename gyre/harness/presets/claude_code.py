@@ -12,8 +12,8 @@ SPARE_TOKENS = 13_000
 
 def launch(program: str, terms: Terms) -> Launch:
     flags = ("-p", "--dangerously-skip-permissions", "--output-format", "json")
-    # The window it believes in. It is smaller or larger than the real one, whose end the proxy says; it must
-    # not refuse by itself what is still to be compacted.
+    # The window it believes in, said twice: AUTO_COMPACT_WINDOW alone is not heeded below 100,000, and with
+    # MAX_CONTEXT_TOKENS alone it compacts only when a prompt was refused. The proxy tells the real one.
     window = terms.compact_tokens + min(terms.max_new_tokens, ANSWER_TOKENS) + SPARE_TOKENS
     return Launch(
         command=reads_prompt(program, *flags, *terms.arguments),
@@ -39,6 +39,7 @@ def launch(program: str, terms: Terms) -> Launch:
             "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1",
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(terms.max_new_tokens),
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(window),
+            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(window),
             "CLAUDE_CODE_BLOCKING_LIMIT_OVERRIDE": str(100 * window),
             "API_TIMEOUT_MS": str(terms.timeout_ms),
         },

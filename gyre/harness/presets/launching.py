@@ -14,6 +14,7 @@ from gyre.harness.config import HarnessConfig
 from gyre.harness.presets import claude_code, codex, mini_swe_agent, opencode, qwen_code
 from gyre.harness.presets.installed import Installed, installed
 from gyre.harness.presets.preset import Launch, Preset, Terms
+from gyre.proxy.messages import CompactionLimit
 
 PRESETS: dict[str, Preset] = {
     module.PRESET.name: module.PRESET for module in (claude_code, codex, qwen_code, opencode, mini_swe_agent)
@@ -55,6 +56,14 @@ def find_preset(config: HarnessConfig) -> Installed | None:
 def compact_tokens(config: HarnessConfig, window_tokens: int, max_new_tokens: int) -> int:
     """Where a preset compacts, by the job or else by the room for prompts."""
     return config.compact_tokens or max(1, int(COMPACT_PART * (window_tokens - max_new_tokens)))
+
+
+def compaction_limit(config: HarnessConfig) -> CompactionLimit | None:
+    """For the proxy; None where it cannot tell a request for a summary."""
+    preset = PRESETS.get(config.preset)
+    if preset is None or not preset.summarises:
+        return None
+    return CompactionLimit(most=config.max_compactions, words=preset.summarises)
 
 
 def write_files(launch: Launch, home: Path, values: Mapping[str, str]) -> None:

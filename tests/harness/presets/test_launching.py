@@ -81,7 +81,8 @@ def test_claude_code_is_told_models_limits_and_to_be_quiet() -> None:
     assert environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "4096"
     assert environment["API_TIMEOUT_MS"] == "900500"
     # The sum of where it compacts, an answer, and what it always keeps free.
-    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(60_000 + 4096 + 13_000)
+    windows = (environment[f"CLAUDE_CODE_{name}"] for name in ("MAX_CONTEXT_TOKENS", "AUTO_COMPACT_WINDOW"))
+    assert set(windows) == {str(60_000 + 4096 + 13_000)}
     quiet = ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "DISABLE_AUTOUPDATER", "DISABLE_TELEMETRY")
     assert {environment[key] for key in quiet} == {"1"}
 
