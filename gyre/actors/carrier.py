@@ -25,8 +25,8 @@ from gyre.actors.specs import ProcessSpec
 if TYPE_CHECKING:
     from gyre.actors.node import Node
 
-# Exit code, negative where it was a signal, and the last lines of its output.
-OnEnd = Callable[[int, tuple[str, ...]], None]
+# Exit code, negative where it was a signal, None where nobody knows; and the last lines of its output.
+OnEnd = Callable[[int | None, tuple[str, ...]], None]
 
 
 class Carrier(Protocol):
@@ -99,5 +99,5 @@ class OsCarrier:
             self._forking = None
         return process
 
-    def _on_exit(self, exit: asyncio.Future[int]) -> None:
+    def _on_exit(self, exit: asyncio.Future[int | None]) -> None:
         self._ended(exit.result(), self._output.close())

@@ -23,6 +23,7 @@ from gyre.actors.forking.messages import (
     received_reply,
     send_request,
 )
+from gyre.actors.forking.orphan import ended_with
 
 # A server that still imports answers after that: seconds on an idle machine.
 FORK_WAIT_S = 60.0
@@ -36,7 +37,8 @@ class OsProcess(Protocol):
     """It leads a session and a group of its own. Until `exit` is done its pid is no other's."""
 
     pid: int
-    exit: asyncio.Future[int]  # its code, negative where it was a signal; then nothing of its group is left
+    # Its code, negative where it was a signal, None where nobody knows; then nothing of its group is left.
+    exit: asyncio.Future[int | None]
 
     def signal(self, number: signal.Signals) -> None:
         """To its group, until `exit` is done; no other's, ever."""
@@ -51,7 +53,7 @@ class ExecutedProcess:
         self._loop = loop
         self._process = start_python(["gyre.actors.child", boot.name], boot, environment, output)
         self.pid = self._process.pid
-        self.exit: asyncio.Future[int] = loop.create_future()
+        self.exit: asyncio.Future[int | None] = loop.create_future()
         self._pidfd = os.pidfd_open(self.pid)
         loop.add_reader(self._pidfd, self._on_exit)
 
@@ -66,38 +68,47 @@ class ExecutedProcess:
 
 
 class ForkedProcess:
-    """A child of the fork server's, which kills it when this connection is closed, as the kernel does when
-    the server dies."""
+    """A child of the fork server's, which tells how it ended. It outlives the server, and is watched by its
+    pidfd then, but not this process: the kernel kills it when this one's end of a pipe is closed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        self._forked: asyncio.Future[int] = loop.create_future()
-        self.pid = 0
+        self._forked: asyncio.Future[None] = loop.create_future()
+        self._files: list[int] = []
         self._pidfd = -1
-        self.exit: asyncio.Future[int] = loop.create_future()
+        self.pid = 0
+        self.exit: asyncio.Future[int | None] = loop.create_future()
 
     async def fork(self, server: str, request: ForkRequest, output: int) -> None:
         """NotForked; OSError where it was given up."""
         try:
-            self._connection.connect(server)
-            send_request(self._connection, request, output)
+            self._ask(server, request, output)
         except OSError as error:
-            self._connection.close()
+            self._close()
             raise NotForked(str(error)) from error
         self._loop.add_reader(self._connection, self._hear)
         try:
             async with asyncio.timeout(FORK_WAIT_S):
-                self.pid = await self._forked
+                await self._forked
         except BaseException as error:
             self._close()
             if isinstance(error, TimeoutError):
                 raise NotForked(f"no answer within {FORK_WAIT_S:g} s") from error
             raise
 
+    def _ask(self, server: str, request: ForkRequest, output: int) -> None:
+        its_end, ours = os.pipe()
+        self._files.append(ours)
+        try:
+            self._connection.connect(server)
+            send_request(self._connection, request, output, its_end)
+        finally:
+            os.close(its_end)
+
     def signal(self, number: signal.Signals) -> None:
-        """Where the server has died, init reaps it: then its number is another's, or that of what is left of
-        its group and nobody else's."""
+        """Where the server has died, another reaps it: then its number is another's, or that of what is left
+        of its group and nobody else's."""
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
@@ -110,16 +121,18 @@ class ForkedProcess:
 
     def _hear(self) -> None:
         try:
-            reply = received_reply(self._connection)
+            reply, files = received_reply(self._connection)
         except BlockingIOError:
             return
+        self._files += files
         match reply:
-            case Forked(pid):
+            case Forked(pid) if files:
+                self.pid, self._pidfd = pid, files[0]
                 if not self._forked.done():
-                    self._is_forked(pid)
+                    self._forked.set_result(None)
             case Refused(why):
                 self._not_forked(NotForked(why))
-            case Exited() | None if not self._forked.done():
+            case _ if self._pidfd < 0:
                 self._not_forked(NotForked("the server, or what it has forked, has died"))
             case Exited(code):
                 self._over(code)
@@ -130,30 +143,16 @@ class ForkedProcess:
         if not self._forked.done():
             self._forked.set_exception(error)
 
-    def _is_forked(self, pid: int) -> None:
-        """Its server, where it still lives then, has not reaped it when its pidfd is opened."""
-        try:
-            self._pidfd = os.pidfd_open(pid)
-            is_gone = not self._connection.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            is_gone = False
-        except OSError:
-            is_gone = True
-        if is_gone:
-            self._not_forked(NotForked("the server has died"))
-        else:
-            self._forked.set_result(pid)
-
     def _server_died(self) -> None:
-        """The kernel ends what it has forked, but not what that has started."""
-        if self._forked.cancelled() or self._forked.exception() is not None:
-            return  # it is being closed
         self._loop.remove_reader(self._connection)
-        self.pid = self._forked.result()
-        self.signal(signal.SIGKILL)
-        self._loop.add_reader(self._pidfd, self._over, -signal.SIGKILL)
+        self._loop.add_reader(self._pidfd, self._ended)
 
-    def _over(self, code: int) -> None:
+    def _ended(self) -> None:
+        code = ended_with(self.pid, self._pidfd)
+        self.signal(signal.SIGKILL)  # what it left
+        self._over(code)
+
+    def _over(self, code: int | None) -> None:
         self._close()
         self.exit.set_result(code)
 
@@ -163,8 +162,9 @@ class ForkedProcess:
             self._connection.close()
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
             self._pidfd = -1
+        while self._files:
+            os.close(self._files.pop())
 
 
 def start_python(

@@ -144,7 +144,7 @@ class ChildProcess:
 
     # --- its end --------------------------------------------------------------------------------
 
-    def _ended(self, code: int, tail: tuple[str, ...]) -> None:
+    def _ended(self, code: int | None, tail: tuple[str, ...]) -> None:
         for timer in self._timers:
             timer.cancel()
         reason = self._reason(code, tail)
@@ -160,21 +160,21 @@ class ChildProcess:
         self.watched = self.watched or (link is not None and link.watches(self.ref.id))
         self.node.links.peer_over(self.node_id, reason)
 
-    def _reason(self, code: int, tail: tuple[str, ...]) -> ExitReason:
+    def _reason(self, code: int | None, tail: tuple[str, ...]) -> ExitReason:
         if self._reported is not None:
             reason = self._reported
         else:
             reason = ExitReason(kind="stopped" if self._asked_to_stop else "exit")
         return msgspec.structs.replace(
             reason,
-            exit_code=code if code >= 0 else None,
+            exit_code=code if code is not None and code >= 0 else None,
             signal=_signal_name(code),
             stderr_tail=tail if reason.abnormal else (),
         )
 
 
-def _signal_name(code: int) -> str | None:
-    return signal.Signals(-code).name if code < 0 else None
+def _signal_name(code: int | None) -> str | None:
+    return signal.Signals(-code).name if code is not None and code < 0 else None
 
 
 class Process(Running, Protocol):

@@ -29,7 +29,7 @@ class ForkServer(Actor):
     """Processes of this node, and of those that it starts, whose spec says `fork` are forked by a process
     that has imported `modules` under `environment`, on top of this one's own. What it prints goes to
     `log_path`, or only its last lines are kept; its socket is in a folder of its own `within` that one, by
-    default the one for temporary files. What it has forked ends with it."""
+    default the one for temporary files. What it has forked outlives it, and ends with who asked for it."""
 
     def __init__(
         self,

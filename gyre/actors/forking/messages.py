@@ -16,7 +16,8 @@ MESSAGE_BYTES = 4096
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """In a file that comes with the descriptor of the process' output. `environment` is all of it."""
+    """In a file that comes with the descriptors of the process' output and of a pipe whose other end who asks
+    keeps: the process lives as long. `environment` is all of it."""
 
     boot: Boot
     environment: dict[str, str]
@@ -25,7 +26,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """By the process itself: it leads a session of its own."""
+    """By the process itself, with its pidfd: it leads a session of its own."""
 
     pid: int
 
@@ -35,7 +36,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """Negative where it was a signal. Its pid stays its own until the connection is closed."""
+    """By the server. Negative where it was a signal. Its pid stays its own until the connection is closed."""
 
     code: int
 
@@ -43,11 +44,11 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 Reply = Forked | Refused | Exited
 
 
-def send_request(connection: socket.socket, request: ForkRequest, output: int) -> None:
+def send_request(connection: socket.socket, request: ForkRequest, output: int, life: int) -> None:
     """OSError."""
     file = memory_file(request)
     try:
-        socket.send_fds(connection, [b"fork"], [file, output])
+        socket.send_fds(connection, [b"fork"], [file, output, life])
     finally:
         os.close(file)
 
@@ -61,15 +62,15 @@ def memory_file(value: Any) -> int:
     return file
 
 
-def send_reply(connection: socket.socket, reply: Reply) -> None:
+def send_reply(connection: socket.socket, reply: Reply, *files: int) -> None:
     """OSError where nobody waits for it."""
-    connection.send(msgspec.msgpack.encode(reply))
+    socket.send_fds(connection, [msgspec.msgpack.encode(reply)], files)
 
 
-def received_reply(connection: socket.socket) -> Reply | None:
-    """None where the server is gone. BlockingIOError."""
+def received_reply(connection: socket.socket) -> tuple[Reply | None, list[int]]:
+    """And the files that came with it; None where the server is gone. BlockingIOError."""
     try:
-        data = connection.recv(MESSAGE_BYTES)
+        data, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
-        return None
-    return msgspec.msgpack.decode(data, type=Reply) if data else None
+        return None, []
+    return (msgspec.msgpack.decode(data, type=Reply) if data else None), files

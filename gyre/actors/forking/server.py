@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import os
 import selectors
@@ -57,7 +58,6 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._clients: set[Client] = set()
-        self._pid = os.getpid()
 
     def serve(self) -> Boot:
         """Ends with this process; returns in the processes that it forks."""
@@ -85,7 +85,7 @@ class ForkServer:
     def _hear(self, client: Client) -> Boot | None:
         """A request, or that nobody wants the process any more."""
         try:
-            data, files, _, _ = socket.recv_fds(client.connection, 16, 2)
+            data, files, _, _ = socket.recv_fds(client.connection, 16, 3, socket.MSG_CMSG_CLOEXEC)
         except OSError:
             data, files = b"", []
         try:
@@ -102,8 +102,8 @@ class ForkServer:
         try:
             with open(files[0], "rb", closefd=False) as file:
                 request = msgspec.msgpack.decode(file.read(), type=ForkRequest)
-            output = files[1]
-        except (IndexError, OSError, msgspec.MsgspecError) as error:
+            output, life = files[1:3]
+        except (IndexError, ValueError, OSError, msgspec.MsgspecError) as error:
             self._refuse(client, f"this is no request: {error}")
             return None
         imported = self._load()
@@ -119,7 +119,7 @@ class ForkServer:
             return None
         if client.pid == 0:
             files.clear()  # their numbers will be others'
-            self._become(client, request, imported, output)
+            self._become(client, request, imported, output, life)
             return request.boot
         client.pidfd = os.pidfd_open(client.pid)
         self._selector.register(client.pidfd, selectors.EVENT_READ, partial(self._ended, client))
@@ -162,19 +162,19 @@ class ForkServer:
 
     # --- in the fork ----------------------------------------------------------------------------
 
-    def _become(self, me: Client, request: ForkRequest, imported: Imported, output: int) -> None:
+    def _become(self, me: Client, request: ForkRequest, imported: Imported, output: int, life: int) -> None:
         """What an exec would have made of it."""
         os.setsid()
-        die_with_parent(self._pid)
+        die_with_the_other_end_of(life)
         _name(request.boot.name)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for file, number in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(file, number)
         try:
-            send_reply(me.connection, Forked(os.getpid()))
+            send_reply(me.connection, Forked(os.getpid()), os.pidfd_open(os.getpid()))
         except OSError:
             os._exit(1)  # nobody waits for it
-        self._close_all()
+        self._close_all(life)
         os.environ.clear()
         os.environ.update(imported.environment(request.environment))
         os.chdir(request.folder)
@@ -182,7 +182,7 @@ class ForkServer:
         _draw_anew()
         gc.enable()
 
-    def _close_all(self) -> None:
+    def _close_all(self, but: int) -> None:
         """The objects first: one that is found to be garbage later would close what has its number then."""
         self._selector.close()
         self._listener.close()
@@ -190,9 +190,20 @@ class ForkServer:
             client.connection.close()
         self._clients.clear()
         for number in map(int, os.listdir("/proc/self/fd")):
-            if number >= FIRST_FREE:
+            if number >= FIRST_FREE and number != but:
                 with contextlib.suppress(OSError):  # that of the listing itself
                     os.close(number)
+
+
+def die_with_the_other_end_of(pipe: int) -> None:
+    """The kernel kills this process' group, which it leads, as soon as no process has that end open, kill -9
+    of it included. What PR_SET_PDEATHSIG does for a child of whom it is for; this is the server's."""
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        os.read(pipe, 1)
+        os._exit(1)  # it was closed before we asked
 
 
 def _name(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import gc
 import os
 import random
@@ -21,6 +22,10 @@ from gyre.actors import Actor, Ask, handles
 from gyre.actors.forking.surroundings import surroundings
 
 STATUS = ("SigQ", "ShdPnd", "SigPnd", "SigBlk", "SigIgn", "SigCgt", "Threads", "Umask")
+
+
+# What a fork ends by, where another has PR_SET_PDEATHSIG.
+LIFE = "life"
 
 
 class Self(Ask[dict[str, str]], frozen=True, kw_only=True):
@@ -87,6 +92,8 @@ def _c_environment() -> Iterator[bytes]:
 
 def _kind(number: str) -> str:
     try:
+        if fcntl.fcntl(int(number), fcntl.F_GETFL) & os.O_ASYNC:
+            return LIFE
         return os.readlink(f"/proc/self/fd/{number}").partition(":")[0]
     except OSError:
         return ""

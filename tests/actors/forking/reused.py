@@ -1,5 +1,5 @@
-"""Alone in a namespace of pids, the first of all: what its fork server has forked ends and is reaped with the
-server, and before this process hears of it another has the number. Says how that one ends."""
+"""Alone in a namespace of pids, the first of all: what its fork server has forked ends after the server and
+is reaped, and before this process hears of it another has the number. Says how both end."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def kill_and_replace(server: int, pid: int) -> subprocess.Popen[bytes]:
     """While no loop runs. The server, and then another process with the number of what it has forked."""
     os.kill(server, signal.SIGKILL)
     os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+    os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)  # orphans are the first process'
     LAST_PID.write_text(str(pid - 1))
     other = subprocess.Popen(["sleep", "60"], start_new_session=True)

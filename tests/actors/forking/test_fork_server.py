@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,11 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gyre.actors import ActorDied, AwaitChild, ChildSpec, Node, ProcessSpec, Ref, SpawnFailed, Supervisor
+from gyre.actors import ActorDied, ChildSpec, Node, ProcessSpec, Ref, SpawnFailed
 from gyre.actors.forking.keeper import MOST_DEATHS, ForkServer
 from gyre.actors.forking.messages import FORK_SERVER, Refused, memory_file, received_reply
-from tests.actors.conftest import start
-from tests.actors.forking.mirror import Draw, Parent, Self
+from tests.actors.forking.conftest import ENDS_ARE_KNOWN
+from tests.actors.forking.mirror import LIFE, Draw, Parent, Self
 from tests.actors.test_process import gone, observe, read_pids
 from tests.actors.zoo import (
     CounterConfig,
@@ -34,7 +33,6 @@ from tests.actors.zoo import (
     Nestlings,
     Observe,
     Observed,
-    Observer,
     Pid,
 )
 
@@ -100,7 +98,9 @@ async def test_a_fork_is_what_an_exec_would_have_made(
     executed = await mirror(node, "executed", environment=environment, log_path=log, fork=False)
     assert await forked.ask(Parent()) == pid_of(server)
     assert await executed.ask(Parent()) == os.getpid()
-    assert await forked.ask(Self()) == await executed.ask(Self())
+    its, of_executed = await forked.ask(Self()), await executed.ask(Self())
+    assert its["open"].count(repr(LIFE)) == 1
+    assert {**its, "open": its["open"].replace(f"{LIFE!r}, ", "")} == of_executed
 
 
 async def test_forks_draw_other_numbers(node: Node) -> None:
@@ -124,49 +124,58 @@ async def test_ends_are_told_with_code_signal_and_last_words(node: Node, tmp_pat
     await until_childless(pid_of(server))
 
 
-async def test_what_a_fork_leaves_of_its_group_ends_with_it_or_with_the_server(node: Node) -> None:
+@pytest.mark.parametrize("dies", [False, True], ids=["", "its server has died"])
+async def test_what_a_fork_leaves_of_its_group_ends_with_it(node: Node, dies: bool) -> None:
     server = await serve(node)
-    refs = [await node.spawn(spec(name, "zoo:Nest", config=NestConfig())) for name in ("a", "b")]
-    observer = await observe(node, refs[0])
-    await observer.tell(Observe(ref=refs[1]))
-    for ref, kill in zip(refs, (None, pid_of(server)), strict=True):
-        outer, inner, loose = await ref.ask(Nestlings())
-        os.kill(kill or outer, signal.SIGKILL)
-        assert all([await gone(pid) for pid in (outer, inner, loose)])
-    downs = await observer.ask(Observed(count=2))
-    assert [down.reason.signal for down in downs] == ["SIGKILL", "SIGKILL"]
+    ref = await node.spawn(spec("a", "zoo:Nest", config=NestConfig()))
+    observer = await observe(node, ref)
+    outer, inner, loose = await ref.ask(Nestlings())
+    if dies:
+        await another(server)
+    os.kill(outer, signal.SIGKILL)
+    assert all([await gone(pid) for pid in (outer, inner, loose)])
+    (down,) = await observer.ask(Observed(count=1))
+    assert down.reason.signal == "SIGKILL" or (dies and not ENDS_ARE_KNOWN)
+
+
+async def test_forks_outlive_their_server_and_another_forks_the_next(node: Node, tmp_path: Path) -> None:
+    server = await serve(node)
+    talker = await node.spawn(spec("talker", "zoo:Talker", log_path=tmp_path / "log"))
+    stopped, killed = [await node.spawn(spec(name, "zoo:Counter")) for name in ("stopped", "killed")]
+    pids = [await ref.ask(Pid()) for ref in (stopped, killed)]
+    observer = await observe(node, talker)
+    for ref in (stopped, killed):
+        await observer.tell(Observe(ref=ref))
+    await another(server)
+    for name in ("a", "b"):
+        assert await (await mirror(node, name)).ask(Parent()) == pid_of(server)
+    assert [await ref.ask(Pid()) for ref in (stopped, killed)] == pids
+    assert await observer.ask(Observed(count=0)) == ()
+    with pytest.raises(ActorDied, match="the last words"):
+        await talker.ask(Hang())
+    await node.stop(stopped)
+    (process,) = [process for process in node.processes.all() if process.ref == killed]
+    process.kill()
+    downs = {down.ref: down.reason for down in await observer.ask(Observed(count=3))}
+    assert downs[stopped].kind == "stopped"
+    assert not ENDS_ARE_KNOWN or (downs[talker].exit_code, downs[killed].signal) == (9, "SIGKILL")
+    assert all([await gone(pid) for pid in pids])
 
 
 async def test_another_server_follows_one_that_dies_but_not_for_ever(node: Node) -> None:
     server = await serve(node)
-    observer = await start(node, Observer(), "observer")
-    for death in range(1, MOST_DEATHS + 1):
+    forks = []
+    for _ in range(MOST_DEATHS):
+        ref = await mirror(node, f"a{len(forks)}")
+        assert await ref.ask(Parent()) == pid_of(server)
+        forks.append(ref)
         old = pid_of(server)
-        ref = await mirror(node, f"a{death}")
-        assert await ref.ask(Parent()) == old
-        await observer.tell(Observe(ref=ref))
-        await observer.ask(Observed(count=0))
         os.kill(old, signal.SIGKILL)
-        await observer.ask(Observed(count=death))
-        assert await gone(old)
+        await until(lambda old=old: not node.fork_server or has_another(server, old))
+    assert node.fork_server == ""
     ref = await mirror(node, "without")
     assert await ref.ask(Parent()) == os.getpid()
-    assert node.fork_server == ""
-
-
-async def test_all_that_a_dead_server_had_forked_come_back(node: Node) -> None:
-    """At once, as the cells of a job do. Who asks before the next server listens is executed."""
-    server = await serve(node)
-    names = ("a", "b", "c")
-    specs = [replace(spec(name, "forking.mirror:Mirror"), restart="permanent") for name in names]
-    top = await node.spawn(ChildSpec(name="top", start=lambda: Supervisor(specs, max_restarts=3)))
-    before = [await top.ask(AwaitChild(name=name)) for name in names]
-    old = pid_of(server)
-    assert [await ref.ask(Parent()) for ref in before] == [old] * 3
-    os.kill(old, signal.SIGKILL)
-    after = [await top.ask(AwaitChild(name=name, after=ref)) for name, ref in zip(names, before, strict=True)]
-    assert {await ref.ask(Parent()) for ref in after} <= {pid_of(server), os.getpid()}
-    assert await (await mirror(node, "d")).ask(Parent()) == pid_of(server) != old
+    assert len({await fork.ask(Parent()) for fork in forks}) == 1  # of all that have lost theirs
 
 
 IN_ITS_OWN_PIDS = ("unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -186,7 +195,7 @@ async def test_who_has_its_number_after_it_is_not_killed() -> None:
         env={name: value for name, value in os.environ.items() if name != FORK_SERVER},
     )
     said, _ = await process.communicate()
-    assert said.split()[-2:] == [b"SIGKILL", b"SIGTERM"]
+    assert said.split()[-2:] == [b"SIGKILL" if ENDS_ARE_KNOWN else b"None", b"SIGTERM"]
 
 
 @pytest.mark.parametrize(
@@ -262,14 +271,14 @@ async def test_garbage_is_refused(node: Node) -> None:
     server = await serve(node)
 
     @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(st.binary(min_size=1), st.binary(max_size=64), st.integers(0, 2))
+    @given(st.binary(min_size=1), st.binary(max_size=64), st.integers(0, 3))
     def garbage(data: bytes, content: bytes, files: int) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
             client.connect(node.fork_server)
             file = memory_file(content)
             socket.send_fds(client, [data], [file] * files)
             os.close(file)
-            assert isinstance(received_reply(client), Refused)
+            assert isinstance(received_reply(client)[0], Refused)
 
     await asyncio.to_thread(garbage)
     assert await (await mirror(node, "a")).ask(Parent()) == pid_of(server)
@@ -294,7 +303,8 @@ run(main())
 """
 
 
-async def test_kill_9_of_the_root_leaves_neither_server_nor_fork() -> None:
+@pytest.mark.parametrize("dies", [False, True], ids=["", "its server has died"])
+async def test_kill_9_of_the_root_leaves_neither_server_nor_fork(dies: bool) -> None:
     root = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -306,22 +316,41 @@ async def test_kill_9_of_the_root_leaves_neither_server_nor_fork() -> None:
     assert root.stdout is not None
     pids = [int(pid) for pid in await read_pids(root.stdout)]
     assert children(pids[0]).split() == [str(pids[1])]
+    if dies:
+        os.kill(pids[0], signal.SIGKILL)
+        await until(lambda: children(root.pid).split() not in ([str(pids[0])], []))
+        pids += map(int, children(root.pid).split())
     os.kill(root.pid, signal.SIGKILL)
     await root.wait()
     assert all([await gone(pid) for pid in pids])
 
 
-async def test_who_asked_dies_and_what_it_asked_for(node: Node) -> None:
+@pytest.mark.parametrize("dies", [False, True], ids=["", "its server has died"])
+async def test_who_asked_dies_and_what_it_asked_for(node: Node, dies: bool) -> None:
     """Of another process than that which has the server."""
     server = await serve(node)
     forker = await node.spawn(spec("forker", "zoo:Nest", config=NestConfig(fork=True), fork=False))
     observer = await observe(node, forker)
     outer, inner, _ = await forker.ask(Nestlings())
     assert children(pid_of(server)).split() == [str(inner)]
+    if dies:
+        await another(server)
     os.kill(outer, signal.SIGKILL)
     assert await gone(inner)
     await observer.ask(Observed(count=1))
     await until_childless(pid_of(server))
+
+
+async def another(server: ForkServer) -> None:
+    """Kills it, and waits for the next."""
+    old = pid_of(server)
+    os.kill(old, signal.SIGKILL)
+    assert await gone(old)
+    await until(lambda: has_another(server, old))
+
+
+def has_another(server: ForkServer, than: int) -> bool:
+    return server._process is not None and server._process.pid != than
 
 
 async def until_childless(pid: int) -> None:
