@@ -8,6 +8,7 @@ import msgspec
 
 from gyre.actors import Ask, Ref, Stream, Tell
 from gyre.cell.engine.base import Chunk, EngineMetrics, GenerateRequest, KvManifest, KvRested
+from gyre.cell.engine.sampled import SampledLeg
 from gyre.loss.microstep import MicroStep, MicroStepStats
 from gyre.rdma import RegionHandle
 
@@ -151,6 +152,19 @@ class RestKv(Ask[KvRested], frozen=True, kw_only=True):
 
     sessions: tuple[str, ...]
     budget_s: float
+
+
+class EndSession(Ask[tuple[SampledLeg, ...]], frozen=True, kw_only=True):
+    """To an engine's ref: no more calls of the session will come; those that live are aborted. Answers what
+    was sampled for it there, and again whenever asked, until it is told to forget."""
+
+    session: str
+
+
+class ForgetSession(Tell, frozen=True, kw_only=True):
+    """To an engine's ref: what it answered is written down."""
+
+    session: str
 
 
 # --- weights ------------------------------------------------------------------------------------

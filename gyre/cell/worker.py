@@ -14,7 +14,17 @@ import torch
 from gyre.actors import Actor, handles
 from gyre.cell.engine.base import Chunk, Engine, EngineAsleep, KvManifest, KvRested
 from gyre.cell.engine.make import kv_name
-from gyre.cell.messages import Abort, ExportKv, Generate, ImportKv, ReleaseKv, RestKv
+from gyre.cell.engine.sampled import SampledLeg
+from gyre.cell.messages import (
+    Abort,
+    EndSession,
+    ExportKv,
+    ForgetSession,
+    Generate,
+    ImportKv,
+    ReleaseKv,
+    RestKv,
+)
 from gyre.cell.model import pick_device, use_device
 from gyre.cell.rank import Rank
 from gyre.cell.worker_messages import (
@@ -107,6 +117,15 @@ class RankWorker(Actor):
     @handles(Abort, concurrent=True)
     async def abort(self, message: Abort) -> None:
         await self._engine().abort(message.call)
+
+    @handles(EndSession, concurrent=True)
+    async def end_session(self, message: EndSession) -> tuple[SampledLeg, ...]:
+        return await self._engine().end_session(message.session)
+
+    @handles(ForgetSession, concurrent=True)
+    async def forget_session(self, message: ForgetSession) -> None:
+        if (engine := self._rank.engine) is not None:
+            engine.forget_session(message.session)
 
     @handles(ExportKv, concurrent=True)
     async def export_kv(self, message: ExportKv) -> KvManifest:

@@ -35,6 +35,7 @@ from gyre.proxy.messages import OpenExecution, ProxyTotals
 from gyre.proxy.prompts import Prompt, encode_prompt
 from gyre.proxy.records import call_record
 from gyre.proxy.routes import Routes, Sample
+from gyre.proxy.settling import settle
 from gyre.trajectory.records import UNFINISHED, CallRecord, CallRetried, RecordCall
 
 log = structlog.get_logger()
@@ -96,6 +97,7 @@ class CallDesk:
             await asyncio.wait(tasks, timeout=_CANCEL_S)
         for flight in flights:
             await self._keep_unfinished(flight)
+        await settle(name, self._routes.engines, self._trajectory, _RECORD_S)
 
     def _shut(self, name: str) -> list[Flight]:
         """Answers what was in flight."""

@@ -13,7 +13,7 @@ from gyre.proxy.conversation import CallError, CallRequest, Completion, Opening
 from gyre.proxy.matching import ConversationIndex, repetition_key
 from gyre.proxy.messages import CompactionLimit
 from gyre.proxy.routes import Sample
-from gyre.trajectory.records import CallRecord
+from gyre.trajectory.records import CallRecord, call_name
 
 # A harness that hangs up and asks again can be heard in the wrong order: its new connection first.
 _HANG_UP_GRACE_S = 0.05
@@ -98,7 +98,7 @@ class Execution:
 
     def begin(self, request: CallRequest, digests: list[bytes]) -> Flight:
         """A new call."""
-        call = f"{self.name}-{self.attempt}-{self._calls:04d}"
+        call = call_name(self.name, self.attempt, self._calls)
         self._calls += 1
         flight = Flight(call, request, digests, repetition_key(request, digests[-1]))
         self._flights.setdefault(flight.key, []).append(flight)

@@ -32,4 +32,5 @@ def call_record(
         started_s=started_s,
         finished_s=time.time(),
         reroutes=sample.reroutes,
+        moved_at=tuple(sample.moved_at),
     )

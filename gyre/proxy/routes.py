@@ -35,7 +35,8 @@ _REST_SHARE = 0.25
 
 @dataclass
 class Sample:
-    """What was sampled for one call so far, at whatever engines."""
+    """What was sampled for one call so far, at whatever engines; `moved_at` is how much it was when the call
+    left one before its end."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -43,9 +44,13 @@ class Sample:
     kv_versions: list[int] = field(default_factory=list)
     finish_reason: str = ""
     cached_tokens: int = 0
-    reroutes: int = 0
+    moved_at: list[int] = field(default_factory=list)
     # Called when there is more of it.
     heard: Callable[[], None] | None = None
+
+    @property
+    def reroutes(self) -> int:
+        return len(self.moved_at)
 
     def add(self, chunk: Chunk) -> None:
         self.token_ids += chunk.token_ids
@@ -93,6 +98,7 @@ class Routes:
         self._resting: dict[str, _Resting] = {}
         self.kv = KvTally()
         self._router: Router[Ref] = Router()
+        self._engines: dict[int, tuple[Ref, ...]] = {}
         self._legs: dict[str, _Leg] = {}
         self._opened = asyncio.Event()
 
@@ -100,8 +106,14 @@ class Routes:
         """This cell admits calls."""
         self._wake(route.cell, route.incarnation)
         self._router.open(route.cell, route.incarnation, route.engines, route.capacity_calls)
+        self._engines[route.cell] = route.engines
         self._opened.set()
         self._opened = asyncio.Event()
+
+    @property
+    def engines(self) -> tuple[Ref, ...]:
+        """Of each cell in its last life, whatever its role."""
+        return tuple(engine for engines in self._engines.values() for engine in engines)
 
     async def close(self, cell: int, *, lost: bool, change: str = "") -> RouteClosed:
         """Admits no more calls to the cell and ends those in flight there, so that they go on elsewhere.
@@ -263,7 +275,7 @@ class Routes:
                 moved = leg.leaving
                 if not sample.finish_reason:
                     excluded.add(seat.key)
-                    sample.reroutes += 1
+                    sample.moved_at.append(len(sample.token_ids))
                 if moved or len(sample.token_ids) > before:
                     deadline, pause_s = clock() + self._wait_s, _FIRST_PAUSE_S
                 else:

@@ -64,12 +64,13 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
         return found | ({"earlier_attempt": self.earlier_tokens} if self.earlier_tokens else {})
 
     def fates(self) -> dict[str, Fate]:
-        """By call, of those that sampled anything."""
+        """By call, of those that sampled anything that is in their records."""
         if self.ledger is None:
             return {node.call: Fate() for node in self.tree.nodes if node.sampled_tokens}
         draw_of = {drawn.leaf: index for index, drawn in enumerate(self.draws)}
         found = {entry.call: Fate(draw=draw_of[entry.leaf]) for entry in self.ledger.trained}
-        return found | {entry.call: Fate(reason=entry.reason) for entry in self.ledger.excluded}
+        excluded = (entry for entry in self.ledger.excluded if entry.reason != "undelivered")
+        return found | {entry.call: Fate(reason=entry.reason) for entry in excluded}
 
     def node(self, name: str) -> Node | None:
         """By its index or its call's id."""
@@ -124,6 +125,7 @@ class RecordedRun:
         tree = TrajectoryTree(execution)
         for record in self.reader.calls(execution):
             tree.add(record)
+        tree.undelivered = self.reader.undelivered(execution)
         roles = classify(tree)
         outcome = self._outcome(row.spec.group)
         draws, ledger = self._where_tokens_went(row, tree, roles, outcome)
@@ -137,7 +139,7 @@ class RecordedRun:
             advantage=outcome.advantages.get(execution) if outcome else None,
             draws=tuple(draws),
             ledger=ledger,
-            earlier_tokens=sum(len(call.output_ids) for call in self.reader.earlier_calls(execution)),
+            earlier_tokens=self.reader.earlier_tokens(execution),
         )
 
     def _where_tokens_went(

@@ -18,9 +18,15 @@ from gyre.trajectory.ledger import Ledger
 from gyre.trajectory.messages import AddGroup, GetResume, GetTotals, ResumeState, SetWaterlevel, Totals
 from gyre.trajectory.pack import PlannedGroup, plan_group
 from gyre.trajectory.reader import JournalReader
-from gyre.trajectory.records import CallRetried, ExecutionEnded, ExecutionOpened, RecordCall
+from gyre.trajectory.records import (
+    CallRetried,
+    ExecutionEnded,
+    ExecutionOpened,
+    RecordCall,
+    RecordSampled,
+)
 from gyre.trajectory.resume import load
-from gyre.trajectory.rows import EndedExecution, GroupOutcome
+from gyre.trajectory.rows import EndedExecution, GroupOutcome, Undelivered
 
 log = structlog.get_logger()
 
@@ -76,6 +82,11 @@ class TrajectoryActor(Actor):
     async def record(self, message: RecordCall) -> None:
         self._book.record(message.record)
         await self._journal.write(message.record)
+
+    @handles(RecordSampled, concurrent=True)
+    async def sampled(self, message: RecordSampled) -> None:
+        if tokens := self._book.sampled(message):
+            await self._journal.write(Undelivered(execution=message.execution, tokens=tokens))
 
     @handles(CallRetried, concurrent=True)
     async def retried(self, message: CallRetried) -> None:

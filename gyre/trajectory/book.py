@@ -7,10 +7,16 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gyre.trajectory.ledger import Ledger, Reason
+from gyre.trajectory.ledger import Ledger, Reason, undelivered
 from gyre.trajectory.messages import EvalScore, IncompleteGroup, ResumeState, StepReward, Totals
 from gyre.trajectory.pack import ScoredExecution
-from gyre.trajectory.records import CallRecord, ExecutionResult, ExecutionSpec
+from gyre.trajectory.records import (
+    CallRecord,
+    ExecutionResult,
+    ExecutionSpec,
+    RecordSampled,
+    is_call_of,
+)
 from gyre.trajectory.roles import ExecutionCounts, classify, count
 from gyre.trajectory.rows import EndedExecution, GroupOutcome
 from gyre.trajectory.tree import TrajectoryTree
@@ -113,6 +119,23 @@ class Book:
         if running is None:
             raise ExecutionError(record.execution, f"it is not open, call {record.call} comes too late")
         running.tree.add(record)
+
+    def sampled(self, message: RecordSampled) -> dict[str, int]:
+        """What engines sampled for an open execution. Answers what of its attempt was not delivered, by
+        call."""
+        execution = message.execution
+        running = self._open.get(execution)
+        if running is None:
+            raise ExecutionError(execution, "it is not open, what was sampled for it comes too late")
+        attempt = running.spec.attempt
+        legs = [leg for leg in message.legs if is_call_of(leg.call, execution, attempt)]
+        found = undelivered(legs, running.tree.ends)
+        self.lost(execution, found)
+        return found
+
+    def lost(self, execution: str, undelivered: dict[str, int]) -> None:
+        """So much of an open execution's calls is in no record. Raises KeyError."""
+        self._open[execution].tree.undelivered |= undelivered
 
     def retried(self, execution: str, times: int = 1) -> bool:
         """False: it is over, the retry tells nothing any more."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
+from gyre.cell.engine import SampledLeg
 from gyre.trajectory.roles import Roles
 from gyre.trajectory.sampling import PRIORITY, Draw
 from gyre.trajectory.tree import Node, TrajectoryTree
@@ -16,6 +17,7 @@ Reason = Literal[
     "not_drawn",  # the draw was over before it came to it
     "auxiliary",  # the call is of no role that is trained
     "unfinished",  # the call was cancelled or failed: nobody was answered
+    "undelivered",  # an engine sampled it, and it did not reach the proxy, or the proxy was killed with it
     "stale",  # sampled under weights that are too old: sampling.max_staleness
     "zero_advantage",  # its execution is as good as its group's mean: no gradient
     "discarded_group",  # too few of its group have a score
@@ -35,7 +37,7 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Excluded(msgspec.Struct, frozen=True, kw_only=True):
-    """No sampled token of a call is trained."""
+    """No sampled token of a call is trained; where they are `undelivered`, none of these."""
 
     execution: str
     call: str
@@ -44,7 +46,7 @@ class Excluded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """Of each call that sampled anything one entry, in one of the two."""
+    """Of each call that sampled anything one entry, in one of the two; of what was not delivered another."""
 
     trained: tuple[Trained, ...] = ()
     excluded: tuple[Excluded, ...] = ()
@@ -90,14 +92,30 @@ def account(tree: TrajectoryTree, draws: Sequence[Draw], barred: Mapping[int, Re
             trained.append(its)
         else:
             excluded.append(_excluded(tree, node, barred.get(node.index, "not_drawn")))
-    excluded += _unfinished(tree, "unfinished")
+    excluded += _listed(tree, tree.unfinished, "unfinished")
+    excluded += _listed(tree, tree.undelivered, "undelivered")
     return Ledger(trained=tuple(trained), excluded=tuple(excluded))
 
 
 def all_excluded(tree: TrajectoryTree, reason: Reason) -> Ledger:
     """Of an execution that is not drawn from."""
     nodes = [_excluded(tree, node, reason) for node in _sampling(tree)]
-    return Ledger(excluded=(*nodes, *_unfinished(tree, reason)))
+    others = _listed(tree, tree.unfinished, reason) + _listed(tree, tree.undelivered, reason)
+    return Ledger(excluded=(*nodes, *others))
+
+
+def undelivered(legs: Iterable[SampledLeg], ends: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Of what engines sampled for an execution's calls what is in no record, by call. `ends` are, of each
+    call that has a record, the positions at which its stays at engines were over. Where several legs begin at
+    a position, all but one were over there."""
+    sampled: Counter[tuple[str, int]] = Counter()
+    for leg in legs:
+        sampled[leg.call, leg.position] += leg.tokens
+    found: Counter[str] = Counter()
+    for (call, position), tokens in sorted(sampled.items()):
+        end = next((end for end in ends.get(call, ()) if end > position), position)
+        found[call] += max(0, tokens - (end - position))
+    return dict(+found)
 
 
 def _sampling(tree: TrajectoryTree) -> list[Node]:
@@ -108,10 +126,10 @@ def _excluded(tree: TrajectoryTree, node: Node, reason: Reason) -> Excluded:
     return Excluded(execution=tree.execution, call=node.call, reason=reason, tokens=node.sampled_tokens)
 
 
-def _unfinished(tree: TrajectoryTree, reason: Reason) -> list[Excluded]:
+def _listed(tree: TrajectoryTree, tokens_of: Mapping[str, int], reason: Reason) -> list[Excluded]:
     return [
         Excluded(execution=tree.execution, call=call, reason=reason, tokens=tokens)
-        for call, tokens in tree.unfinished.items()
+        for call, tokens in tokens_of.items()
     ]
 
 

@@ -104,9 +104,15 @@ class JournalReader:
         """The calls of an execution's last attempt (or of all) in the order they were recorded."""
         return self._calls(execution, "true" if earlier_attempts else "c.opening = e.opening")
 
-    def earlier_calls(self, execution: str) -> list[CallRecord]:
-        """Those of attempts that were begun anew."""
-        return self._calls(execution, "c.opening < e.opening")
+    def earlier_tokens(self, execution: str) -> int:
+        """Sampled by attempts that were begun anew."""
+        calls = self._calls(execution, "c.opening < e.opening")
+        lost = self._undelivered(execution, "u.opening < e.opening")
+        return sum(len(call.output_ids) for call in calls) + sum(tokens for _, tokens in lost)
+
+    def undelivered(self, execution: str) -> dict[str, int]:
+        """Tokens of the last attempt that are in no record, by call."""
+        return dict(self._undelivered(execution, "u.opening = e.opening"))
 
     def retries(self, execution: str) -> int:
         """How many of the last attempt's calls the harness repeated."""
@@ -154,6 +160,17 @@ class JournalReader:
             return [decode_call(blob) for (blob,) in rows]
         except _DAMAGED as error:
             raise corrupt(self.path, f"a call of {execution}: {error}") from error
+
+    def _undelivered(self, execution: str, which: str) -> list[tuple[str, int]]:
+        rows = self._rows(
+            "SELECT call, tokens FROM undelivered u JOIN executions e USING (execution)"
+            f" WHERE execution = ? AND {which} ORDER BY call",
+            execution,
+        )
+        try:
+            return [msgspec.convert(row, tuple[str, int]) for row in rows]
+        except _DAMAGED as error:
+            raise corrupt(self.path, f"what was not delivered of {execution}: {error}") from error
 
     def _decode(self, blob: bytes, kind: type[T]) -> T:
         try:

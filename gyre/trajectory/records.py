@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from gyre.actors import Ask, Tell
+from gyre.cell.engine import SampledLeg
 
 Role = Literal["main", "main_summary", "sub_agent", "sub_agent_summary", "auxiliary"]
 # The `finish_reason` of a call that nobody was answered.
@@ -24,7 +25,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     where that is each token's own version.
     `messages` are the new messages of the request (canonical JSON) for role proofs and for people;
     `tool_calls` maps call id to raw sampled text. `finish_reason` is UNFINISHED where the call was cancelled
-    or failed: the record has what was sampled until then, and no call goes on from it.
+    or failed: the record has what was sampled until then, and no call goes on from it. `moved_at` are the
+    positions in the output at which it went on at another engine.
     """
 
     execution: str
@@ -43,6 +45,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     finished_s: float
     reroutes: int = 0
     kv_versions: tuple[int, ...] = ()
+    moved_at: tuple[int, ...] = ()
 
 
 class RecordCall(Ask[None], frozen=True, kw_only=True):
@@ -51,12 +54,34 @@ class RecordCall(Ask[None], frozen=True, kw_only=True):
     record: CallRecord
 
 
+class RecordSampled(Ask[None], frozen=True, kw_only=True):
+    """The proxy to the TrajectoryActor, when an execution takes no more calls: what engines say that they
+    sampled for it, those of calls of an earlier attempt too. What is in no record was not delivered. Answered
+    when that is durable."""
+
+    execution: str
+    legs: tuple[SampledLeg, ...]
+
+
 class CallRetried(Tell, frozen=True, kw_only=True):
     """The proxy to the TrajectoryActor: the harness repeated `call`, whose answer had not reached it, and
     was given the same sample (or joined it in flight)."""
 
     execution: str
     call: str
+
+
+def call_name(execution: str, attempt: int, number: int) -> str:
+    """The id of an attempt's calls, counted from 0."""
+    return f"{_calls_of(execution, attempt)}{number:04d}"
+
+
+def is_call_of(call: str, execution: str, attempt: int) -> bool:
+    return call.startswith(_calls_of(execution, attempt))
+
+
+def _calls_of(execution: str, attempt: int) -> str:
+    return f"{execution}-{attempt}-"
 
 
 class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True):

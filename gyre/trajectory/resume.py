@@ -36,9 +36,10 @@ def restore(book: Book, reader: JournalReader, row: ExecutionRow) -> None:
     """One execution with its calls, ended where it has."""
     execution = row.spec.execution
     book.open(row.spec)
-    book.forgot(row.spec.group, sum(len(call.output_ids) for call in reader.earlier_calls(execution)))
+    book.forgot(row.spec.group, reader.earlier_tokens(execution))
     for record in reader.calls(execution):
         book.record(record)
+    book.lost(execution, reader.undelivered(execution))
     book.retried(execution, reader.retries(execution))
     if row.ended:
         book.close(book.end(row.spec, row.ended.result))

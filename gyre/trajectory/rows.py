@@ -11,7 +11,7 @@ from gyre.cell.messages import Manifest, StepCommitted
 from gyre.trajectory.records import CallRecord, CallRetried, ExecutionResult, ExecutionSpec
 from gyre.trajectory.roles import ExecutionCounts
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -25,6 +25,9 @@ CREATE TABLE calls (
 CREATE TABLE retries (
     position INTEGER PRIMARY KEY, execution TEXT NOT NULL, opening INTEGER NOT NULL, call TEXT NOT NULL);
 CREATE INDEX retries_by_execution ON retries (execution);
+CREATE TABLE undelivered (
+    execution TEXT NOT NULL, opening INTEGER NOT NULL, call TEXT NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (execution, opening, call)) WITHOUT ROWID;
 CREATE TABLE groups (group_id TEXT PRIMARY KEY, step INTEGER NOT NULL, outcome BLOB NOT NULL);
 CREATE TABLE step_members (
     group_id TEXT PRIMARY KEY, step INTEGER NOT NULL, member BLOB NOT NULL);
@@ -40,6 +43,13 @@ class EndedExecution(msgspec.Struct, frozen=True, kw_only=True):
     spec: ExecutionSpec
     result: ExecutionResult
     counts: ExecutionCounts
+
+
+class Undelivered(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that engines sampled for an execution's last attempt and no record has, by call."""
+
+    execution: str
+    tokens: dict[str, int]
 
 
 class GroupOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +93,7 @@ Entry = (
     ExecutionSpec
     | CallRecord
     | CallRetried
+    | Undelivered
     | EndedExecution
     | GroupOutcome
     | StepMember
@@ -115,6 +126,7 @@ class _StoredCall(msgspec.Struct, frozen=True, array_like=True):
     finished_s: float
     reroutes: int
     kv_versions: bytes = b""
+    moved_at: tuple[int, ...] = ()
 
 
 def encode_call(record: CallRecord) -> bytes:
@@ -136,6 +148,7 @@ def encode_call(record: CallRecord) -> bytes:
             record.finished_s,
             record.reroutes,
             np.asarray(record.kv_versions, "<i4").tobytes(),
+            record.moved_at,
         )
     )
 
@@ -159,6 +172,7 @@ def decode_call(blob: bytes) -> CallRecord:
         finished_s=stored.finished_s,
         reroutes=stored.reroutes,
         kv_versions=tuple(np.frombuffer(stored.kv_versions, "<i4").tolist()),
+        moved_at=stored.moved_at,
     )
 
 
@@ -182,6 +196,13 @@ def statements(entry: Entry) -> list[Statement]:
         case CallRetried():
             sql = f"INSERT INTO retries (execution, opening, call) VALUES (?, {_OPENING}, ?)"
             return [(sql, (entry.execution, entry.execution, entry.call))]
+        case Undelivered():
+            sql = (
+                "INSERT OR REPLACE INTO undelivered (execution, opening, call, tokens)"
+                f" VALUES (?, {_OPENING}, ?, ?)"
+            )
+            name = entry.execution
+            return [(sql, (name, name, call, tokens)) for call, tokens in entry.tokens.items()]
         case EndedExecution():
             spec = entry.spec
             sql = (

@@ -53,12 +53,16 @@ class Node:
 
 class TrajectoryTree:
     """Calls in the order they were recorded. A forest: a prompt that extends no path is a new root. Calls
-    that nobody was answered are no part of it: `unfinished` has their sampled tokens, by call."""
+    that nobody was answered are no part of it: `unfinished` has their sampled tokens, by call. `undelivered`
+    are tokens of calls that no record has; `ends` the positions in its output at which a call's stays at
+    engines were over."""
 
     def __init__(self, execution: str) -> None:
         self.execution = execution
         self.nodes: list[Node] = []
         self.unfinished: dict[str, int] = {}
+        self.undelivered: dict[str, int] = {}
+        self.ends: dict[str, tuple[int, ...]] = {}
         self._children: list[list[int]] = []
         self._index: dict[str, int] = {}
 
@@ -74,6 +78,7 @@ class TrajectoryTree:
             parent = self._index.get(record.parent)
             if parent is None:
                 raise TreeError(self.execution, record.call, f"its parent {record.parent} is not recorded")
+        self.ends.setdefault(record.call, (*record.moved_at, len(record.output_ids)))
         if record.finish_reason == UNFINISHED:
             is_new = record.call not in self.unfinished
             self.unfinished[record.call] = len(record.output_ids)
@@ -125,8 +130,9 @@ class TrajectoryTree:
 
     @property
     def sampled_tokens(self) -> int:
-        """Those of unfinished calls too."""
-        return sum(node.sampled_tokens for node in self.nodes) + sum(self.unfinished.values())
+        """In records or not, of unfinished calls too."""
+        others = sum(self.unfinished.values()) + sum(self.undelivered.values())
+        return sum(node.sampled_tokens for node in self.nodes) + others
 
     def _tokens(self, record: CallRecord) -> Tokens:
         sampled = len(record.output_ids)

@@ -15,7 +15,7 @@ from gyre.actors import ActorDied, ChildSpec, ExitReason, Node, Ref, RemoteError
 from gyre.cell import rank as rank_module
 from gyre.cell.engine import GenerateRequest, SamplingParams
 from gyre.cell.engine.scripted import ScriptedEngine, answers
-from gyre.cell.messages import Generate
+from gyre.cell.messages import EndSession, ForgetSession, Generate
 from gyre.cell.worker import RankWorker
 from gyre.cell.worker_messages import LoadModel, SleepEngine, WakeEngine, WorkerConfig, WriteSnapshot
 from gyre.rdma import RegionHandle, SharedMemory
@@ -76,6 +76,10 @@ async def test_a_worker_passes_calls_on_to_whatever_engine_it_has(house: House) 
     assert chunks[-1].versions == (3,)
     await worker.ask(SleepEngine())
     assert house.engine.version is None
+    ((call, tokens),) = [(leg.call, leg.tokens) for leg in await worker.ask(EndSession(session="s"))]
+    assert (call, tokens) == ("c", 4)
+    await worker.tell(ForgetSession(session="s"))
+    assert await worker.ask(EndSession(session="s")) == ()
 
 
 async def test_a_worker_frees_what_a_life_that_was_killed_has_left(house: House, shm: Path) -> None:

@@ -21,10 +21,11 @@ from gyre.actors.looking import CONTACT, Contact
 from gyre.actors.looking.contact import VERSION, write_contact
 from gyre.recorded import ExecutionLine, RecordedRun, SpanLine, TrajectoryLine, lines
 from gyre.recorded.rows import By, Line
+from gyre.recorded.run import Recorded
 from gyre.recorded.text import token_text
 from gyre.trajectory import SamplingConfig
 from gyre.trajectory.reader import DamagedRow
-from gyre.trajectory.rows import EndedExecution, Entry, GroupOutcome, statements
+from gyre.trajectory.rows import EndedExecution, Entry, GroupOutcome, Undelivered, statements
 from tests.recorded.folders import execution_of, group_of, groups, planned_as_the_job_does, tidy, write_run
 from tests.trajectory.trees import spec
 
@@ -199,6 +200,16 @@ def test_tokens_of_earlier_attempts_are_counted(tmp_path: Path) -> None:
     assert isinstance(first, ExecutionLine)
     assert (first.sampled_tokens, first.trained_tokens) == (7, 6)
     assert first.excluded_tokens == {"not_drawn": 1, "earlier_attempt": 3}
+
+
+def test_tokens_that_were_not_delivered_are_counted(tmp_path: Path) -> None:
+    entries = group_of("g000000", [1.0, 0.0], [tidy("g000000.00"), []])
+    write_run(tmp_path, [*entries, Undelivered(execution="g000000.00", tokens={"a": 2, "gone": 3})])
+    with RecordedRun(tmp_path) as run:
+        (first, _) = run.each()
+    assert isinstance(first, Recorded)
+    assert first.excluded_tokens == {"not_drawn": 1, "undelivered": 5}
+    assert str(first.fates()["a"]).startswith("draw")
 
 
 def test_an_execution_that_its_group_knows_nothing_of_is_damaged(tmp_path: Path) -> None:

@@ -12,13 +12,20 @@ import pytest
 import structlog
 
 from gyre.actors import Actor, AskTimeout, ChildSpec, Node, Ref, RemoteError, handles
+from gyre.cell.engine import SampledLeg
 from gyre.schedule.messages import EvalDone, GroupFinished
 from gyre.trajectory.actor import TrajectoryActor, TrajectoryActorConfig
 from gyre.trajectory.config import SamplingConfig
 from gyre.trajectory.journal import Journal
 from gyre.trajectory.messages import AddGroup, GetResume, GetTotals, SetWaterlevel
 from gyre.trajectory.reader import JournalReader
-from gyre.trajectory.records import CallRetried, ExecutionEnded, ExecutionOpened, RecordCall
+from gyre.trajectory.records import (
+    CallRetried,
+    ExecutionEnded,
+    ExecutionOpened,
+    RecordCall,
+    RecordSampled,
+)
 from tests.trajectory.trees import calls_tool, record, result, says, spec, user
 
 Inbox = asyncio.Queue[Any]
@@ -175,6 +182,15 @@ async def test_every_token_of_complete_groups_is_trained_or_listed_with_a_reason
     assert [found[group].get("without_signal") for group in sorted(found)] == [False, True, None]
     assert found["g000000"]["trained_tokens"] == 6
     assert found["g000001"]["excluded_tokens"] == {"zero_advantage": 6}
+
+
+async def test_what_was_not_delivered_is_in_the_journal_when_it_is_answered(path: Path) -> None:
+    async with running(path) as room:
+        await room.open("g000000.00")
+        leg = SampledLeg(call="g000000.00-1-0000", position=0, tokens=7)
+        await room.ref.ask(RecordSampled(execution="g000000.00", legs=(leg,)))
+        with JournalReader(path) as reader:
+            assert reader.undelivered("g000000.00") == {leg.call: 7}
 
 
 async def test_a_group_with_one_score_is_discarded_and_still_finished(path: Path) -> None:

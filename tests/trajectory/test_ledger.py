@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.trajectory.book import Book
+from gyre.cell.engine import SampledLeg
+from gyre.trajectory.book import Book, ExecutionError
 from gyre.trajectory.config import DrawRule, SamplingConfig
-from gyre.trajectory.ledger import Ledger, account
+from gyre.trajectory.ledger import Ledger, account, undelivered
 from gyre.trajectory.pack import PlannedGroup, ScoredExecution, plan_group
-from gyre.trajectory.records import UNFINISHED
+from gyre.trajectory.records import UNFINISHED, RecordSampled
 from gyre.trajectory.roles import classify
 from gyre.trajectory.sampling import Draw
 from tests.trajectory.trees import random_records, record, result, spec, tree_of, user
@@ -38,6 +39,9 @@ def groups(draw: st.DrawFn) -> list[ScoredExecution]:
         for lost in range(draw(st.integers(0, 2))):
             out = [3] * (lost + 1)
             tree.add(record(f"lost {lost}", out=out, execution=tree.execution, finish_reason=UNFINISHED))
+        tree.undelivered = draw(
+            st.dictionaries(st.sampled_from(["c00", "lost 0", "gone"]), st.integers(1, 9))
+        )
         score = draw(st.sampled_from([0.0, 0.5, 1.0]))
         found.append(ScoredExecution(execution=tree.execution, score=score, tree=tree, roles=classify(tree)))
     return found
@@ -66,17 +70,20 @@ def test_every_sampled_token_is_in_exactly_one_place(
 ) -> None:
     planned = plan_group("g000000", STEP, executions, sampling, limit)
     trained = Counter({(its.execution, its.call): its.tokens for its in planned.ledger.trained})
-    excluded = Counter({(its.execution, its.call): its.tokens for its in planned.ledger.excluded})
-    sampled = {
-        (execution.execution, node.call): node.sampled_tokens
-        for execution in executions
-        for node in execution.tree.nodes
-        if node.sampled_tokens
-    }
+    excluded: Counter[tuple[str, str]] = Counter()
+    for its in planned.ledger.excluded:
+        excluded[its.execution, its.call] += its.tokens
+    sampled: Counter[tuple[str, str]] = Counter()
+    entries = 0
     for execution in executions:
-        sampled |= {(execution.execution, call): n for call, n in execution.tree.unfinished.items()}
-    assert len(planned.ledger.trained) + len(planned.ledger.excluded) == len(sampled)
+        tree = execution.tree
+        nodes = {node.call: node.sampled_tokens for node in tree.nodes if node.sampled_tokens}
+        for tokens_of in (nodes, tree.unfinished, tree.undelivered):
+            sampled.update({(execution.execution, call): tokens for call, tokens in tokens_of.items()})
+            entries += len(tokens_of)
+    assert len(planned.ledger.trained) + len(planned.ledger.excluded) == entries
     assert trained + excluded == sampled
+    assert sampled.total() == sum(execution.tree.sampled_tokens for execution in executions)
     assert trained == trained_positions(planned, executions)
     random.shuffle(executions)
     assert plan_group("g000000", STEP, executions, sampling, limit) == planned
@@ -99,8 +106,8 @@ def test_a_reason_is_true(executions: list[ScoredExecution], sampling: SamplingC
         match its.reason:
             case "discarded_group":
                 assert len(executions) < 2
-            case "unfinished":
-                assert its.call in trees[its.execution].unfinished
+            case "unfinished" | "undelivered" as name:
+                assert its.call in getattr(trees[its.execution], name)
             case "zero_advantage":
                 assert planned.advantages[its.execution] == 0.0
             case "stale":
@@ -160,6 +167,52 @@ def test_what_was_in_flight_when_an_execution_ended_is_listed_as_unfinished() ->
     (scored,) = group.scored.values()
     its = account(scored.tree, [Draw(leaf=0, role="main", trains=frozenset([0]))], {})
     assert (its.trained_tokens, group.excluded_tokens(its)) == (1, {"dropped": 3, "unfinished": 2})
+
+
+Stay = tuple[int, int, bool]
+# Where an engine is dead that a call left before its first token, another's leg may begin where its did.
+stays = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.just(True)), max_size=6) | st.lists(
+    st.tuples(st.integers(1, 9), st.integers(0, 9), st.booleans()), max_size=6
+)
+
+
+@given(stays, st.booleans())
+def test_what_was_not_delivered_is_what_living_engines_sampled_beyond_the_record(
+    stays: list[Stay], in_record: bool
+) -> None:
+    """A stay: so many tokens were delivered, so many were not, and whether its engine lives to tell."""
+    legs, ends, lost, position = [], [], 0, 0
+    for delivered, more, lives in stays:
+        if lives:
+            legs.append(SampledLeg(call="c", position=position, tokens=delivered + more))
+            lost += more if in_record else delivered + more
+        position += delivered
+        ends.append(position)
+    found = undelivered(reversed(legs), {"c": ends} if in_record else {})
+    assert found == ({"c": lost} if lost else {})
+
+
+def test_what_engines_sampled_and_no_record_has_is_listed_as_undelivered() -> None:
+    book = Book()
+    for execution, score in {"g000000.00": 1.0, "g000000.01": None}.items():
+        book.open(spec(execution))
+        first, second = f"{execution}-1-0000", f"{execution}-1-0001"
+        book.record(record(first, out=[4, 5, 6], execution=execution, moved_at=(2,)))
+        legs = [(first, 0, 4), (first, 2, 1), (second, 0, 3), (f"{execution}-0-0000", 0, 9)]
+        told = RecordSampled(
+            execution=execution,
+            legs=tuple(SampledLeg(call=call, position=at, tokens=tokens) for call, at, tokens in legs),
+        )
+        for _ in range(2):
+            assert book.sampled(told) == {first: 2, second: 3}
+        book.close(book.end(spec(execution), result(execution, score)))
+        with pytest.raises(ExecutionError, match="too late"):
+            book.sampled(told)
+    group = book.group("g000000")
+    assert [ended.counts.sampled_tokens for ended in group.ended.values()] == [8, 8]
+    (scored,) = group.scored.values()
+    its = account(scored.tree, [Draw(leaf=0, role="main", trains=frozenset([0]))], {})
+    assert (its.trained_tokens, group.excluded_tokens(its)) == (3, {"dropped": 8, "undelivered": 5})
 
 
 def test_of_an_evaluation_nothing_is_trained() -> None:

@@ -8,7 +8,7 @@ from gyre.trajectory.ledger import Ledger
 from gyre.trajectory.reader import JournalReader
 from gyre.trajectory.records import UNFINISHED, CallRetried
 from gyre.trajectory.resume import load
-from gyre.trajectory.rows import GroupOutcome
+from gyre.trajectory.rows import GroupOutcome, Undelivered
 from tests.trajectory.trees import record, result, spec
 
 
@@ -91,6 +91,24 @@ async def test_what_nobody_was_answered_is_still_listed(tmp_path: Path) -> None:
     book.close(ended)
     assert (ended.counts.sampled_tokens, ended.counts.calls) == (7, 2)
     assert book.group("g000000").excluded_tokens(Ledger()) == {"earlier_attempt": 7}
+
+
+async def test_what_was_not_delivered_is_still_listed(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    lost = Undelivered(execution="g000000.00", tokens={"b": 2, "gone": 3})
+    async with Journal(path) as journal:
+        for _ in range(2):
+            await live(journal, Book(), "g000000.00", None, ends=False)
+            for _ in range(2):
+                await journal.write(lost)
+    with JournalReader(path) as reader:
+        book, _ = load(reader, first_step=0, groups_per_step=1)
+    ended = book.end(spec(), result("g000000.00", 1.0))
+    book.close(ended)
+    assert (ended.counts.sampled_tokens, ended.counts.calls) == (8, 2)
+    assert book.group("g000000").excluded_tokens(Ledger()) == {"earlier_attempt": 8}
+    (scored,) = book.group("g000000").scored.values()
+    assert scored.tree.undelivered == {"b": 2, "gone": 3}
 
 
 async def test_of_trained_steps_only_sums_are_kept(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ def test_a_call_comes_back_as_it_was() -> None:
         output_message=calls_tool("put", folder="data"),
         tool_calls={"t1": "<tool_call>raw</tool_call>"},
         reroutes=2,
+        moved_at=(0, 1),
         kv_versions=(2, 3),
     )
     assert decode_call(encode_call(call)) == call

@@ -24,6 +24,7 @@ def record(
     output: dict[str, Any] | None = None,
     has_tools: bool = True,
     finish_reason: str = "stop",
+    moved_at: tuple[int, ...] = (),
 ) -> CallRecord:
     return CallRecord(
         execution=execution,
@@ -34,6 +35,7 @@ def record(
         logprobs=tuple(-0.5 * (position + 1) for position in range(len(out))),
         versions=(version,) * len(out),
         finish_reason=finish_reason,
+        moved_at=moved_at,
         messages=tuple(messages),
         output_message=output or says(""),
         has_tools=has_tools,

@@ -21,6 +21,7 @@ from gyre.cell.engine.base import (
     pack_ids,
     unpack_ids,
 )
+from gyre.cell.engine.sampled import SampledLeg
 
 __all__ = [
     "Chunk",
@@ -37,6 +38,7 @@ __all__ = [
     "KvRested",
     "KvUnavailable",
     "OnPublish",
+    "SampledLeg",
     "SamplingParams",
     "Weights",
     "pack_ids",

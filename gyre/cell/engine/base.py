@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
+from gyre.cell.engine.sampled import SampledLeg
 from gyre.rdma import RegionHandle
 
 if TYPE_CHECKING:
@@ -272,6 +273,12 @@ class Engine(Protocol):
         room and for `budget_s`. There it rests while the engine sleeps: `export_kv` hands it over meanwhile,
         once, and `wake` puts back what its weights may go on with, before calls come. Raises KvUnavailable
         where none rests, EngineAsleep."""
+
+    async def end_session(self, session: str) -> tuple[SampledLeg, ...]:
+        """Aborts its calls. Answers what was sampled for it here since it was forgotten last, asleep too."""
+
+    def forget_session(self, session: str) -> None:
+        """What `end_session` answered is written down."""
 
     def metrics(self) -> EngineMetrics:
         """Counters and gauges."""

@@ -33,6 +33,7 @@ from gyre.cell.engine.kv_home import KvHome
 from gyre.cell.engine.kv_moves import KvMoves
 from gyre.cell.engine.kv_rest import KvRest
 from gyre.cell.engine.rollout import Rollout, Runner
+from gyre.cell.engine.sampled import SampledLeg
 from gyre.cell.engine.scheduler import Scheduler
 from gyre.cell.engine.sequence import Sequence
 from gyre.cell.engine.unheard import unheard
@@ -146,6 +147,18 @@ class DrivenEngine:
     async def abort_all(self) -> None:
         if self.version is not None:
             await self._on_lane(self._rollout.abort_all)
+
+    async def end_session(self, session: str) -> tuple[SampledLeg, ...]:
+        # Asleep it has no calls, and the lane may be the trainer's.
+        if self.version is None:
+            return self._rollout.sampled.of(session)
+        return await self._on_lane(partial(self._rollout.end_session, session))
+
+    def forget_session(self, session: str) -> None:
+        if self.version is None:
+            self._rollout.sampled.forget(session)
+        elif not self._closed:
+            self._submit(partial(self._rollout.sampled.forget, session))
 
     async def pause(self) -> None:
         if self.version is not None:

@@ -11,6 +11,7 @@ import structlog
 
 from gyre.cell.engine.base import Chunk, EngineAsleep, EngineFault, EngineMetrics, OnPublish, Weights
 from gyre.cell.engine.handover import Handover, KvMemory, KvStore, Pinned, Reservation
+from gyre.cell.engine.sampled import SampledLedger, SampledLeg
 from gyre.cell.engine.scheduler import Scheduler, Span
 from gyre.cell.engine.sequence import Sequence
 from gyre.cell.engine.sessions import LastCalls
@@ -40,7 +41,8 @@ class Runner(KvStore, Protocol):
 
 class Rollout(Generic[Outlet]):
     """Scheduler and runner under one weight version, or asleep (`version` None). What callers are to be told
-    gathers in `outbox`, each with the outlet that the call came with. While `paused` it has no work."""
+    gathers in `outbox`, each with the outlet that the call came with. While `paused` it has no work.
+    `sampled` has what was sampled for calls that are over."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Rollout(Generic[Outlet]):
         self.version: int | None = None
         self.paused = False
         self.outbox: list[tuple[Outlet, Chunk | Exception]] = []
+        self.sampled = SampledLedger()
         self._runner = runner
         self._scheduler = scheduler
         self._chunk_interval_s = chunk_interval_s
@@ -125,6 +128,13 @@ class Rollout(Generic[Outlet]):
     def abort_all(self) -> None:
         for call in tuple(self._live):
             self.abort(call)
+
+    def end_session(self, session: str) -> tuple[SampledLeg, ...]:
+        """Aborts its calls; what was sampled for it."""
+        for sequence, _ in tuple(self._live.values()):
+            if sequence.request.session == session:
+                self.abort(sequence.request.call)
+        return self.sampled.of(session)
 
     def discard(self, sequence: Sequence) -> None:
         """Ends a call that nobody listens to."""
@@ -289,4 +299,5 @@ class Rollout(Generic[Outlet]):
         _, outlet = self._live.pop(sequence.request.call)
         self._scheduler.remove(sequence)
         self._last_calls.note(sequence.request.session, sequence.tokens)
+        self.sampled.note(sequence.request.session, sequence.leg)
         return outlet

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -50,6 +50,16 @@ PassTime = Callable[[int, int], float]
 begins now. A call that comes before they are over is in it."""
 
 
+class SampledToken(NamedTuple):
+    """Of a call, the token at `position` of its output."""
+
+    call: str
+    position: int
+    token: int
+    logprob: float
+    version: int
+
+
 def answers(answer: Callable[[GenerateRequest], Sequence[int]], end: int, logprob: float = -0.5) -> Sample:
     """Samples a whole answer, the same however often it is resumed, then the token `end`."""
 
@@ -79,7 +89,7 @@ class NoWeights:
 class ScriptedEngine(DrivenEngine):
     """An `Engine` that samples what `sample` says. A pass ends `pass_s` after it could begin, weights are
     there `load_s` after they are given; they are opened in a thread, as others read them, unless
-    `open_weights` is false."""
+    `open_weights` is false. `tokens`, where `keep_tokens`, are all that it has sampled."""
 
     def __init__(
         self,
@@ -99,9 +109,15 @@ class ScriptedEngine(DrivenEngine):
         kv_home: KvHome | None = None,
         on_publish: OnPublish = "recompute",
         kv_rest_bytes: int = 0,
+        keep_tokens: bool = False,
     ) -> None:
+        self.tokens: list[SampledToken] = []
         self._script = _Script(
-            sample, vocab, kv_tokens // block_tokens, block_tokens, kv_home and kv_home.file
+            _kept(sample, self.tokens) if keep_tokens else sample,
+            vocab,
+            kv_tokens // block_tokens,
+            block_tokens,
+            kv_home and kv_home.file,
         )
         self._loop_lane = LoopLane(lambda: pass_s(*self._rollout.planned()))
         super().__init__(
@@ -167,6 +183,17 @@ class ScriptedEngine(DrivenEngine):
         await asyncio.sleep(self._load_s)
         if self._reader is not None:
             await asyncio.get_running_loop().run_in_executor(self._reader, _open, weights)
+
+
+def _kept(sample: Sample, tokens: list[SampledToken]) -> Sample:
+    def keeping(request: GenerateRequest, so_far: Sequence[int], version: int) -> tuple[int, float]:
+        token, logprob = sample(request, so_far, version)
+        if math.isfinite(logprob):
+            position = len(so_far) - request.prompt_tokens
+            tokens.append(SampledToken(request.call, position, token, logprob, version))
+        return token, logprob
+
+    return keeping
 
 
 def _open(weights: Weights) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gyre.cell.engine.base import Chunk, FinishReason, GenerateRequest
 from gyre.cell.engine.blocks import CachedBlock
 from gyre.cell.engine.prefixes import Digests
+from gyre.cell.engine.sampled import SampledLeg
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +43,13 @@ class Sequence:
     def position(self) -> int:
         """The place of the next token among the sampled ones: what its random draw depends on."""
         return len(self.tokens) - self.request.prompt_tokens
+
+    @property
+    def leg(self) -> SampledLeg:
+        """What was sampled of it here."""
+        given = len(self.request.prompt_ids)
+        position = given - self.request.prompt_tokens
+        return SampledLeg(call=self.request.call, position=position, tokens=len(self.tokens) - given)
 
     def check_finished(self) -> None:
         """Sets the finish reason if the tokens so far end the call."""

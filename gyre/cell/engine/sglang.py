@@ -23,6 +23,7 @@ from gyre.cell.engine.base import (
     KvUnavailable,
     Weights,
 )
+from gyre.cell.engine.sampled import SampledLeg
 from gyre.cell.engine.sglang_counts import Counts
 from gyre.cell.engine.sglang_launch import Served
 from gyre.cell.engine.sglang_link import Link
@@ -103,6 +104,13 @@ class SglangEngine:
 
     async def abort_all(self) -> None:
         await self._streams.end_all()
+
+    async def end_session(self, session: str) -> tuple[SampledLeg, ...]:
+        """What the server sampled and had not said is not in it."""
+        return await self._streams.end_session(session)
+
+    def forget_session(self, session: str) -> None:
+        self._streams.sampled.forget(session)
 
     def metrics(self) -> EngineMetrics:
         return self._streams.metrics()

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from gyre.cell.engine.base import Chunk, FinishReason, GenerateRequest
+from gyre.cell.engine.sampled import SampledLeg
 from gyre.cell.engine.sglang_wire import Piece, Reading
 
 _TELLING_TOKENS = 32
@@ -54,6 +55,12 @@ class Call:
         at_s, count = self._first
         took_s = self._last_at_s - at_s
         return (len(self._sampled) - count) / took_s if took_s > 0 else None
+
+    @property
+    def leg(self) -> SampledLeg:
+        """What was sampled of it here."""
+        position = len(self.request.prompt_ids) - self.request.prompt_tokens
+        return SampledLeg(call=self.request.call, position=position, tokens=len(self._sampled))
 
     @property
     def so_far(self) -> GenerateRequest:

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 from gyre.cell.engine.base import Chunk, EngineFault, EngineMetrics, GenerateRequest
+from gyre.cell.engine.sampled import SampledLedger, SampledLeg
 from gyre.cell.engine.sglang_call import Call
 from gyre.cell.engine.sglang_counts import Counts
 from gyre.cell.engine.sglang_link import Link
@@ -20,9 +21,11 @@ ABORT_TIMEOUT_S = 10.0
 
 
 class Streams:
-    """Calls over one link. While it is `held` none is sent, and those that live tell only their end."""
+    """Calls over one link. While it is `held` none is sent, and those that live tell only their end.
+    `sampled` has what came for calls that are over."""
 
     def __init__(self, link: Link, requests: Requests, counts: Counts, chunk_interval_s: float) -> None:
+        self.sampled = SampledLedger()
         self._link = link
         self._requests = requests
         self._counts = counts
@@ -56,6 +59,7 @@ class Streams:
                     yield chunk
         finally:
             del self._live[request.call]
+            self.sampled.note(request.session, call.leg)
             self._counts.over(call)
             self._counts.live(len(self._live))
             # One that the server has ended is read on to its end: there is nothing to abort.
@@ -68,6 +72,14 @@ class Streams:
         """Aborts a call, if it lives; returns when it has its last chunk."""
         if name in self._live:
             await self._end([self._live[name]], False)
+
+    async def end_session(self, session: str) -> tuple[SampledLeg, ...]:
+        """Aborts its calls; what was sampled for it."""
+        calls = [call for call in self._live.values() if call.request.session == session]
+        await self._end(calls, False)
+        # Whoever listens to them may not have heard their ends yet.
+        left = [call.leg for call in calls if self._live.get(call.request.call) is call and call.running]
+        return (*self.sampled.of(session), *left)
 
     async def end_all(self) -> None:
         await self._end([*self._live.values()], True)

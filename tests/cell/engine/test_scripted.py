@@ -50,6 +50,12 @@ async def test_an_answer_is_sampled_and_ended() -> None:
         assert rest.token_ids == (90, END)
 
 
+async def test_all_that_it_has_sampled_is_kept_where_asked_for() -> None:
+    async with awake(keep_tokens=True) as engine:
+        await generate(engine, (5, 87, 88, 89), prompt_tokens=2)
+        assert engine.tokens == [("c", 2, 90, -0.5, 0), ("c", 3, END, -0.5, 0)]
+
+
 def test_a_script_has_the_time_it_says() -> None:
     async def run() -> list[float]:
         loop = asyncio.get_running_loop()
@@ -138,6 +144,8 @@ async def test_an_engine_that_is_lost_says_so_and_answers_nothing() -> None:
         for failing in (call, watch, generate(engine, (1, 2))):
             with pytest.raises(EngineFault, match="its server died"):
                 await failing
+        (told,) = await engine.end_session("s")
+        assert told.tokens == engine.metrics().generated_tokens
         await engine.sleep()
         with pytest.raises(EngineFault, match="its server died"):
             await engine.wake(NoWeights(1))
