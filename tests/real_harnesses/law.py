@@ -27,6 +27,16 @@ class Kept:
     roles: Roles
     ledger: Ledger
 
+    def show(self) -> str:
+        """A line a call, for people."""
+        lines = []
+        for node in self.tree.nodes:
+            role, excluded = self.roles.of_node[node.index], self.excluded.get(node.call, "")
+            said = [f"{message['role']}:{str(message.get('content'))[:40]!r}" for message in node.messages]
+            parent = None if node.parent is None else self.tree.nodes[node.parent].call
+            lines.append(f"{node.call} < {parent} {role} {excluded} {said[-4:]} -> {node.output_message}")
+        return "\n".join(lines)
+
     def roles_count(self) -> dict[str, int]:
         return dict(Counter(self.roles.of_node))
 

@@ -16,9 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from gyre.actors import Actor, ChildSpec, Down, Node, Ref, handles
-from gyre.cell.engine import GenerateRequest, SamplingParams
+from gyre.cell.engine import Chunk, GenerateRequest, SamplingParams
 from gyre.cell.engine.kv_home import KvHome
 from gyre.cell.engine.scripted import NoWeights, PassTime, ScriptedEngine, at_once
+from gyre.cell.messages import Generate
 from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.config import EvaluatorConfig, HarnessConfig
 from gyre.harness.evaluator import Evaluator
@@ -72,13 +73,15 @@ class Sampled:
 
 @dataclass
 class EngineLedger:
-    """By call. `on_token` is told of a call's tokens as they are drawn."""
+    """By call. `on_token` is told of the cell that draws a token, of the call and the token's position."""
 
     speaker: Speaker
     calls: dict[str, Sampled] = field(default_factory=dict)
-    on_token: Callable[[GenerateRequest, int], None] = lambda request, position: None
+    on_token: Callable[[int, str, int], None] = lambda cell, call, position: None
 
-    def sample(self, request: GenerateRequest, tokens: Sequence[int], version: int) -> tuple[int, float]:
+    def sample(
+        self, cell: int, request: GenerateRequest, tokens: Sequence[int], version: int
+    ) -> tuple[int, float]:
         position = len(tokens) - request.prompt_tokens
         token = self.speaker.answer(request)[position]
         # Depends on what came before, and fits a float32.
@@ -91,7 +94,7 @@ class EngineLedger:
         sampled.token_ids.append(token)
         sampled.logprobs.append(logprob)
         sampled.versions.append(version)
-        self.on_token(request, position)
+        self.on_token(cell, request.call, position)
         return token, logprob
 
 
@@ -151,8 +154,10 @@ class Stage:
     told: Told
     told_ref: Ref
     sandbox: Bubblewrap
+    proxy_actor: ProxyActor
     cells: list[Cell] = field(default_factory=list)
     groups: int = 0
+    waits_s: Callable[[str], float] = lambda call: 0.0
 
     @property
     def journal(self) -> Path:
@@ -164,7 +169,7 @@ class Stage:
         backend = ShmBackend(shared)
         await backend.start()
         engine = ScriptedEngine(
-            self.ledger.sample,
+            partial(self.ledger.sample, number),
             vocab=20_000,
             window_tokens=WINDOW_TOKENS,
             kv_tokens=1_000_000,
@@ -178,7 +183,7 @@ class Stage:
         )
         cell = Cell(number, engine, backend)
         await engine.wake(NoWeights(0))
-        spec = ChildSpec(name=f"engine-{number}", start=partial(EngineActor, cell), restart="temporary")
+        spec = ChildSpec(name=f"engine-{number}", start=partial(SlowEngine, cell, self), restart="temporary")
         cell.ref = await self.node.spawn(spec)
         self.cells.append(cell)
 
@@ -194,6 +199,15 @@ class Stage:
                 window_tokens=WINDOW_TOKENS,
             )
         )
+
+    def reset_connections(self) -> None:
+        """What harnesses see of the proxy's death: their connections are gone, and new ones are taken."""
+        assert self.proxy_actor._server is not None
+        server = self.proxy_actor._server._runner.server
+        assert server is not None
+        for connection in server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
 
     async def change_role(self, cell: Cell) -> None:
         """To train role and back."""
@@ -267,6 +281,20 @@ class Stage:
             await finished.wait()
 
 
+class SlowEngine(EngineActor):
+    """Lets a call wait before its first token, as the stage says."""
+
+    def __init__(self, cell: Cell, its_stage: Stage) -> None:
+        super().__init__(cell)
+        self._stage = its_stage
+
+    @handles(Generate)
+    async def generate(self, message: Generate) -> AsyncIterator[Chunk]:
+        await asyncio.sleep(self._stage.waits_s(message.request.call))
+        async for chunk in self._cell.engine.generate(message.request):
+            yield chunk
+
+
 class Forwarding(Actor):
     """Between an execution and the TrajectoryActor: learns how it ended."""
 
@@ -310,10 +338,11 @@ async def stage(
             model_name=MODEL,
             unix_socket=sockets / "proxy.sock",
         )
-        proxy = await node.spawn(ChildSpec(name="proxy", start=partial(ProxyActor, proxy_config, trajectory)))
+        proxy_actor = ProxyActor(proxy_config, trajectory)
+        proxy = await node.spawn(ChildSpec(name="proxy", start=lambda: proxy_actor))
         sandbox = Bubblewrap(folder / "sandbox")
         await asyncio.to_thread(sandbox.check)
-        built = Stage(node, folder, shm, ledger, proxy, trajectory, told, told_ref, sandbox)
+        built = Stage(node, folder, shm, ledger, proxy, trajectory, told, told_ref, sandbox, proxy_actor)
         stack.push_async_callback(_close_cells, built)
         for _ in range(cells):
             await built.add_cell(pass_s)

@@ -1,0 +1,82 @@
+"""Engines that leave, are slow, and a proxy whose connections break: no harness sees any of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.real_harnesses.commands import HARNESSES, Harness
+from tests.real_harnesses.law import Kept, check_law
+from tests.real_harnesses.stage import Run, Stage, stage
+from tests.real_harnesses.test_plain import TASK, WANTED, plain
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def check_undisturbed(kept: Kept, run: Run, harness: Harness) -> None:
+    assert run.result.score == 1.0, run.log
+    assert run.result.reason == "completed", run.log
+    assert kept.paths() == 1
+    assert kept.roles_count().pop("auxiliary", 0) == harness.titles
+    assert kept.roles_count()["main"] == 4
+
+
+async def _change_roles(job: Stage, calls: asyncio.Queue[int]) -> None:
+    while True:
+        await job.change_role(job.cells[await calls.get()])
+
+
+async def test_each_call_is_re_routed_in_mid_stream(
+    harness: Harness, tokenizer: Path, shm: Path, tmp_path: Path
+) -> None:
+    """Its cell leaves rollout and the call goes on at another."""
+    asked: asyncio.Queue[int] = asyncio.Queue()
+    async with stage(tmp_path, tokenizer, shm, plain, cells=2, pass_s=lambda *_: 0.02) as job:
+        changing = asyncio.create_task(_change_roles(job, asked))
+
+        def on_token(cell: int, call: str, position: int) -> None:
+            if position == 2:
+                asked.put_nowait(cell)
+
+        job.ledger.on_token = on_token
+        run = await job.play(harness.config(), TASK, WANTED)
+        changing.cancel()
+        await asyncio.wait([changing])
+        kept = check_law(job, run)
+    print(kept.show())
+    check_undisturbed(kept, run, harness)
+    assert all(record.reroutes for record in kept.records)
+
+
+async def test_an_engine_says_nothing_for_a_minute(tokenizer: Path, shm: Path, tmp_path: Path) -> None:
+    async with stage(tmp_path, tokenizer, shm, plain) as job:
+        job.waits_s = lambda call: 60.0 if call.endswith("-0001") else 0.0
+        runs = await asyncio.gather(
+            *(job.play(its.config(timeout_s=200.0), TASK, WANTED) for its in HARNESSES)
+        )
+        kept = [check_law(job, run) for run in runs]
+    for harness, run, its in zip(HARNESSES, runs, kept, strict=True):
+        assert run.result.seconds > 60.0
+        check_undisturbed(its, run, harness)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 5.0])
+async def test_connections_are_reset(
+    harness: Harness, after_s: float, tokenizer: Path, shm: Path, tmp_path: Path
+) -> None:
+    """Before an answer has begun, and where a keep-alive has left already."""
+    async with stage(tmp_path, tokenizer, shm, plain, pass_s=lambda *_: 0.02) as job:
+        job.waits_s = lambda call: after_s if call.endswith("-0002") else 0.0
+
+        def on_token(cell: int, call: str, position: int) -> None:
+            if position == 2 and call.endswith("-0002"):
+                job.reset_connections()
+
+        job.ledger.on_token = on_token
+        run = await job.play(harness.config(), TASK, WANTED)
+        kept = check_law(job, run)
+    print(kept.show())
+    print(run.log[-1500:])
+    check_undisturbed(kept, run, harness)
