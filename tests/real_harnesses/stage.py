@@ -25,7 +25,7 @@ from gyre.harness.config import EvaluatorConfig, HarnessConfig
 from gyre.harness.evaluator import Evaluator
 from gyre.harness.execution import Begin, ExecutionActor, Surroundings
 from gyre.harness.players import CommandPlayer
-from gyre.harness.presets.launching import launch_of
+from gyre.harness.presets import Launch, launch_of
 from gyre.harness.sandbox import limits_of
 from gyre.harness.tasks import Task
 from gyre.proxy import ProxyConfig
@@ -50,6 +50,7 @@ from tests.real_harnesses.commands import MODEL
 from tests.real_harnesses.policy import Policy, Speaker
 
 WINDOW_TOKENS = 120_000
+MAX_NEW_TOKENS = 2000
 SAMPLING = SamplingConfig(draw="all")
 # The score is the share of the files that are as the task wants them.
 SCORE = """
@@ -234,7 +235,9 @@ class Stage:
         task.folder.mkdir()
         (task.folder / "wanted.json").write_text(json.dumps(wanted))
         ended = asyncio.get_running_loop().create_future()
-        around = self._surroundings(config, await self.node.spawn(self._forwarding(ended, group)))
+        launch = await asyncio.to_thread(launch_of, config, WINDOW_TOKENS, MAX_NEW_TOKENS)
+        forwarding = await self.node.spawn(self._forwarding(ended, group))
+        around = self._surroundings(config, launch, forwarding)
         start = partial(ExecutionActor, spec, task, around)
         playing = await self.node.spawn(ChildSpec(name=spec.execution, start=start, restart="temporary"))
         await playing.tell(Begin())
@@ -246,12 +249,12 @@ class Stage:
         start = partial(Forwarding, self.trajectory, ended)
         return ChildSpec(name=f"forwarding-{group}", start=start, restart="temporary")
 
-    def _surroundings(self, config: HarnessConfig, trajectory: Ref) -> Surroundings:
+    def _surroundings(self, config: HarnessConfig, launch: Launch, trajectory: Ref) -> Surroundings:
         scoring = EvaluatorConfig(command=("{python}", "-c", SCORE, "{workspace}", "{task}"))
         return Surroundings(
             config=config,
             model=MODEL,
-            player=CommandPlayer(config, launch_of(config, WINDOW_TOKENS, WINDOW_TOKENS), self.sandbox),
+            player=CommandPlayer(config, launch, self.sandbox),
             evaluator=Evaluator(scoring, self.sandbox, limits_of(config)),
             folder=self.folder / "executions",
             guard=f"gyre-tests-{secrets.token_hex(4)}/",
@@ -333,7 +336,7 @@ async def stage(
         proxy_config = ProxyActorConfig(
             proxy=ProxyConfig(keep_alive_s=2.0),
             tokenizer=tokenizer,
-            sampling=SamplingParams(seed=7, max_new_tokens=2000),
+            sampling=SamplingParams(seed=7, max_new_tokens=MAX_NEW_TOKENS),
             window_tokens=WINDOW_TOKENS,
             model_name=MODEL,
             unix_socket=sockets / "proxy.sock",

@@ -11,7 +11,7 @@ from tests.real_harnesses.law import check_law
 from tests.real_harnesses.policy import Prompt, call
 from tests.real_harnesses.stage import stage
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(500)
 
 TASK = "Write the numbers one, two and three to the files a.txt, b.txt and c.txt."
 WANTED = {"a.txt": "one\n", "b.txt": "two\n", "c.txt": "three\n"}
@@ -50,7 +50,7 @@ async def test_calls_at_once(harness: Harness, tokenizer: Path, shm: Path, tmp_p
     print(kept.show())
     assert run.result.score == 1.0, run.log
     assert kept.paths() == 1
-    assert kept.roles_count().pop("auxiliary", 0) == harness.titles
+    assert kept.roles_count().pop("auxiliary", 0) == 0
     assert kept.roles_count()["main"] == 2
 
 

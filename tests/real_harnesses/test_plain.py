@@ -11,7 +11,7 @@ from tests.real_harnesses.law import check_law
 from tests.real_harnesses.policy import Prompt
 from tests.real_harnesses.stage import stage
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(500)
 
 TASK = "Write the numbers one and two to a.txt and b.txt, then join them in c.txt."
 # The networks that there are: a loopback and nothing else.
@@ -39,5 +39,5 @@ async def test_a_plain_task_is_one_path(harness: Harness, tokenizer: Path, shm: 
         assert run.result.reason == "completed", run.log
         kept = check_law(job, run)
     assert kept.paths() == 1
-    assert kept.roles_count().pop("auxiliary", 0) == harness.titles
+    assert kept.roles_count().pop("auxiliary", 0) == 0
     assert kept.roles_count()["main"] == 4
