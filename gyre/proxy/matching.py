@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import msgspec
@@ -55,8 +56,11 @@ class ConversationIndex:
     def digests(self, conversation: Conversation) -> list[bytes]:
         """One per prefix: of the tools alone, then after each message."""
         chain = [_digest(b"tools", sorted(_encode(_bare(tool)) for tool in conversation.tools))]
-        for message in conversation.messages:
-            chain.append(self._extend(chain[-1], message))
+        messages = conversation.messages
+        for message, following in zip_longest(messages, messages[1:]):
+            digest = self._extend(chain[-1], message)
+            was_torn = _is_torn(message, following) and digest not in self._by_digest
+            chain.append(chain[-1] if was_torn else digest)
         return chain
 
     def match(self, conversation: Conversation, digests: Sequence[bytes]) -> Match:
@@ -152,6 +156,16 @@ def draw_seed(job_seed: int, execution: str, prompt_digest: bytes, occurrence: i
         named.append(refill)
     digest = _digest(prompt_digest, [_encode(named)])
     return int.from_bytes(digest[:8]) >> 1
+
+
+def _is_torn(message: Message, following: Message | None) -> bool:
+    """Whether it is what a broken stream left of the answer that follows: opencode keeps both."""
+    return (
+        following is not None
+        and message.role == following.role == "assistant"
+        and not message.tool_calls
+        and following.text.strip().startswith(message.text.strip())
+    )
 
 
 def _reasoning_digest(reasoning: str) -> bytes:

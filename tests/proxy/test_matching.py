@@ -244,3 +244,34 @@ def test_any_arguments_are_recognised_after_a_round_trip(arguments: dict[str, An
     history = echo(answer)
     history["tool_calls"][0]["id"] = "lost"
     assert tree.match(conversation(USER, history, RESULT)).node == "c0"
+
+
+@pytest.mark.parametrize("left", ["", "I file", "I file it."])
+def test_what_a_broken_stream_left_before_the_answer_is_no_fork(left: str) -> None:
+    tree = Tree()
+    answer = sampled_call("c0", folder="data")
+    answer = Message(role="assistant", content=("I file it.",), tool_calls=answer.tool_calls)
+    tree.record("c0", conversation(USER, tools=[TOOL]), answer)
+    torn = {"role": "assistant", "content": left}
+    asked = conversation(USER, torn, echo(answer), RESULT, tools=[TOOL])
+    assert tree.record("c1", asked, Message(role="assistant", content=("Done.",))) == Match("c0", 3)
+    done = {"role": "assistant", "content": "Done."}
+    assert tree.match(conversation(*[USER, torn, echo(answer), RESULT, done, USER], tools=[TOOL])) == Match(
+        "c1", 5
+    )
+
+
+def test_an_answer_that_was_sampled_is_no_remains_of_the_next() -> None:
+    tree = Tree()
+    ok, more = Message(role="assistant", content=("ok",)), Message(role="assistant", content=("ok, more",))
+    tree.record("c0", conversation(USER), ok)
+    assert tree.record("c1", conversation(USER, echo(ok)), more) == Match("c0", 2)
+    assert tree.match(conversation(USER, echo(ok), echo(more), USER)) == Match("c1", 3)
+
+
+def test_another_answer_before_an_answer_is_a_fork() -> None:
+    tree = Tree()
+    answer = Message(role="assistant", content=("I file it.",))
+    tree.record("c0", conversation(USER), answer)
+    other = {"role": "assistant", "content": "I wait."}
+    assert tree.match(conversation(USER, other, echo(answer), USER)) == Match(None, 0)

@@ -180,3 +180,13 @@ async def test_the_vendors_clients_hear_the_same_streamed_and_whole(one: House, 
             heard.append(await talker.say("hi", stream))
     assert heard[0] == heard[1]
     assert (heard[0].text, heard[0].reasoning) == (TEXT, "Where to?")
+
+
+async def test_a_stream_to_qwen_code_that_breaks_just_ends(one: House) -> None:
+    pause_after(one, "I file it,")
+    async with opened(one, "chat", **{"User-Agent": "QwenCode/0.15.10 (linux; x64)"}) as response:
+        assert response.headers["Connection"] == "close"
+        assert not {"Transfer-Encoding", "Content-Length"} & {*response.headers}
+        begun = await read_until(response, "I file it,")
+        one.script.go.set()
+        assert LAST["chat"] in begun + await response.read()
