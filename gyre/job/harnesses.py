@@ -56,6 +56,11 @@ def _preset(job: Job, preset: Preset) -> Iterator[Broken]:
     if harness.proxy.tool_format == "plain":
         legal = f"the format of the policy's tool calls: {preset.name} works with tools"
         yield broken(shown("plain"), legal, "harness.proxy.tool_format", "harness.preset")
+    if not preset.summarises:
+        for key in ("compact_tokens", "max_compactions"):
+            if getattr(harness, key) != getattr(DEFAULTS, key):
+                found, legal = f"{key} of {preset.name}", "nothing: it does not compact its context"
+                yield broken(found, legal, f"harness.{key}", "harness.preset")
     if harness.compact_tokens > room:
         yield broken(
             shown(harness.compact_tokens),

@@ -52,6 +52,6 @@ PRESET = Preset(
     version=VERSION,
     install=f"npm install -g @anthropic-ai/claude-code@{VERSION}",
     launch=launch,
-    own_tokens=20_000,
+    own_tokens=22_000,
     summarises=("CRITICAL: Respond with TEXT ONLY",),
 )

@@ -47,6 +47,6 @@ PRESET = Preset(
     version=VERSION,
     install=f"npm install -g @openai/codex@{VERSION}",
     launch=launch,
-    own_tokens=10_000,
+    own_tokens=9_000,
     summarises=("CONTEXT CHECKPOINT COMPACTION",),
 )

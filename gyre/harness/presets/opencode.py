@@ -54,6 +54,6 @@ PRESET = Preset(
     version=VERSION,
     install=f"npm install -g opencode-ai@{VERSION}",
     launch=launch,
-    own_tokens=10_000,
+    own_tokens=8_000,
     summarises=("context summarization agent",),
 )

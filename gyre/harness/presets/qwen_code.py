@@ -41,6 +41,6 @@ PRESET = Preset(
     version=VERSION,
     install=f"npm install -g @qwen-code/qwen-code@{VERSION}",
     launch=launch,
-    own_tokens=20_000,
+    own_tokens=19_000,
     summarises=("component that summarizes",),
 )
