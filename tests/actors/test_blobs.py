@@ -29,6 +29,7 @@ from gyre.actors.bulk import incoming as incoming_
 from gyre.actors.transport import TransportName
 from tests.actors.conftest import start
 from tests.actors.test_links import Pair
+from tests.actors.test_process import observe
 from tests.actors.world import TRANSPORTS, World
 from tests.actors.zoo import Add, Counter
 from tests.actors.zoo_blobs import (
@@ -217,7 +218,8 @@ async def test_a_slow_actor_holds_back_who_tells_it_blobs(
     sent = 0
     with pytest.raises(MailboxFull):
         for sent in range(10):
-            await ref.tell(Put(name=f"{sent}", blob=Blob(pattern(MIB))), timeout_s=1.0)
+            timeout_s = 1.0 if sent >= 3 else 20.0
+            await ref.tell(Put(name=f"{sent}", blob=Blob(pattern(MIB))), timeout_s=timeout_s)
     assert 3 <= sent <= 5
     assert await other.ask(Sum(blob=Blob(bytes(3 * MIB)))) == 0, "another actor is not held back"
     porter.go_on.set()
@@ -317,6 +319,12 @@ def memfds() -> list[str]:
     with open("/proc/self/maps") as maps:
         links += maps.read().splitlines()
     return [link for link in links if "/memfd:gyre-" in link]
+
+
+def named() -> set[str]:
+    """Files of shared memory that this process has mapped."""
+    with open("/proc/self/maps") as maps:
+        return {line.split(maxsplit=5)[5] for line in maps if " /dev/shm/" in line}
 
 
 async def test_nothing_is_held_once_the_nodes_are_left(world: World) -> None:
@@ -466,29 +474,33 @@ async def test_between_processes(transport: TransportName, shared: bool) -> None
 async def test_a_process_killed_under_a_transfer_fails_it_with_the_cause(shared: bool) -> None:
     async with Node(name="root", shared_memory=shared) as node:
         ref = await node.spawn(porter())
+        await observe(node, ref)
         await ref.ask(Echo(blob=Blob(bytes(MIB))))
         (process,) = node.processes.all()
         asks = [asyncio.create_task(ref.ask(Echo(blob=Blob(bytes(48 * MIB))))) for _ in range(3)]
         await asyncio.sleep(0.005)
         os.kill(process._carrier.pid, signal.SIGKILL)
-        for ask in asks:
-            with pytest.raises(ActorDied, match="SIGKILL"):
-                await ask
+        # On a busy machine the first may be over.
+        failed = [e for e in await asyncio.gather(*asks, return_exceptions=True) if not isinstance(e, Blob)]
+        assert failed
+        assert all(isinstance(error, ActorDied) and "SIGKILL" in str(error) for error in failed)
         await process.ended
         await until(lambda: not memfds())
 
 
 async def test_nothing_is_left_of_a_sender_that_was_killed(tmp_path: Path) -> None:
-    """The receiver still reads what it has; no file is left behind."""
-    before = set(os.listdir("/dev/shm"))
+    """The receiver still reads what it has, which has no name in the file system."""
+    before = named()
     async with Node(name="root") as node:
         ref = await node.spawn(porter())
+        await observe(node, ref)
         (process,) = node.processes.all()
         blob = await ref.ask(Fill(nbytes=8 * MIB))
         os.kill(process._carrier.pid, signal.SIGKILL)
         await process.ended
         assert blob.buffer == pattern(8 * MIB)
-    assert set(os.listdir("/dev/shm")) <= before
+        assert memfds()
+        assert named() <= before
 
 
 async def test_a_blob_goes_on_to_a_third(tmp_path: Path) -> None:

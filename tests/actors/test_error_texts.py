@@ -83,7 +83,7 @@ async def test_what_was_asked_is_told(pair: Two, which: str, far: bool) -> None:
     asked = pair.carry(ref) if far else ref
     for _ in range(2):  # and the actor lives on
         with pytest.raises(RemoteError) as caught:
-            await asked.ask(RaiseIt(which=which), timeout_s=2.0)
+            await asked.ask(RaiseIt(which=which), timeout_s=20.0)
         assert len(caught.value.message) <= MAX_TEXT_CHARS + 100
         assert caught.value.type_name.endswith(("OSError", "ValueError", "Unprintable"))
 
@@ -100,19 +100,19 @@ async def test_who_watches_is_told(pair: Two, which: str, far: bool) -> None:
         await pair.carry(here).ask(Observed(count=0))
     await observer.ask(Observed(count=0))
     await ref.tell(CrashIt(which=which))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         (down,) = await observer.ask(Observed(count=1))
         await here.ask(Observed(count=1))
     assert down.reason.kind == "error"
     with pytest.raises(ActorDied):
-        await ref.ask(RaiseIt(which=which), timeout_s=2.0)
+        await ref.ask(RaiseIt(which=which), timeout_s=20.0)
 
 
 async def test_an_answer_that_holds_itself_is_a_bad_message(pair: Two) -> None:
     ref = pair.carry(await start(pair.b, Odd()))
     for _ in range(2):
         with pytest.raises(BadMessage, match="cannot be encoded"):
-            await ref.ask(Nested(), timeout_s=2.0)
+            await ref.ask(Nested(), timeout_s=20.0)
 
 
 async def test_a_start_that_fails_in_bad_words_is_known(pair: Two) -> None:
@@ -121,7 +121,7 @@ async def test_a_start_that_fails_in_bad_words_is_known(pair: Two) -> None:
             raise bad_error("unprintable")
 
     with pytest.raises(Exception, match="could not be started"):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             await pair.a.spawn(ChildSpec(name="x", start=NoStart))
 
 

@@ -78,7 +78,7 @@ async def guest(node: Node, name: str, actor: str = "Guest") -> Ref:
 async def test_a_cycle_over_processes_ends_at_once(node: Node, names: str) -> None:
     gate = await start(node, Gate(len(names)), "gate")
     refs = [await guest(node, name) for name in names]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         answers = await asyncio.gather(
             *(
                 ref.ask(Visit(path=(following,), gate=gate))
@@ -100,7 +100,7 @@ async def test_a_concurrent_handler_elsewhere_is_passed_through(node: Node) -> N
     """`a` waits for an aside of `B`, which visits `C`, which visits `a`."""
     gate = await start(node, Gate(2), "gate")
     a, b, c = [await guest(node, "a", "Sideways"), await guest(node, "B"), await guest(node, "C")]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         answers = await asyncio.gather(
             a.ask(Visit(path=(b, c), gate=gate)),
             c.ask(Visit(path=(a,), gate=gate)),

@@ -55,7 +55,7 @@ def process(name: str = "p", actor: str = "Counter", config: msgspec.Struct | No
     return ProcessSpec(name=name, actor=f"{ZOO}:{actor}", config=config, restart="temporary")
 
 
-async def look(node: Node, path: str = "", within_s: float = 4.0) -> ActorReport:
+async def look(node: Node, path: str = "", within_s: float = 20.0) -> ActorReport:
     return await node.desk().ask(Inspect(path=path, within_s=within_s))
 
 
@@ -145,14 +145,17 @@ async def test_a_process_that_does_not_answer_is_shown_as_such(node: Node) -> No
 
 
 async def test_an_actor_that_stops_is_shown_so(node: Node) -> None:
+    go = asyncio.Event()
+
     class Lingering(Counter):
         async def stopping(self) -> None:
-            await asyncio.Event().wait()
+            await go.wait()
 
-    ref = await start(node, Lingering(), shutdown_s=0.2)
+    ref = await start(node, Lingering(), shutdown_s=20.0)
     stopping = asyncio.ensure_future(node.stop(ref))
     await until(lambda: life(ref).exit is not None)
     assert (await look(node, "a")).state == "stopping"
+    go.set()
     await stopping
 
 

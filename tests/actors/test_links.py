@@ -172,8 +172,11 @@ async def test_a_deadline_cancels_the_handler_over_there(pair: Pair) -> None:
     counter = Counter()
     ref = pair.carry(await start(pair.b, counter))
     await ref.ask(Add(amount=0))
-    with pytest.raises(AskTimeout):
-        await ref.ask(Hang(), timeout_s=0.05)
+    for timeout_s in (0.05, 0.5, 5.0):  # on a busy machine it may be over before it is there
+        with pytest.raises(AskTimeout):
+            await ref.ask(Hang(), timeout_s=timeout_s)
+        if counter.hanging.is_set():
+            break
     assert await ref.ask(Add(amount=1)) == 1
     assert counter.seen == ["hang ended"]
     assert pair.a.links.all()[0].pending == {}
@@ -196,7 +199,7 @@ async def test_cycles_over_nodes_are_named(pair: Pair) -> None:
     here = await start(pair.a, Dancer(), "here")
     await here.tell(Circle(next=pair.carry(there)))
     await there.tell(Circle(next=carry(here, pair.a, pair.b)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         with pytest.raises(WouldDeadlock, match=r"^here#1 -> there#1 -> here#1$"):
             await here.ask(GoRound())
 
@@ -229,7 +232,7 @@ async def test_a_dropped_stream_ends_the_handler(pair: Pair) -> None:
     async for _ in ref.stream(Count(upto=10_000)):
         break
     gc.collect()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await counter.hanging.wait()
 
 

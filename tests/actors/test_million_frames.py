@@ -255,7 +255,7 @@ FIELDS = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(0, 17), st.lists(FIELDS, max_size=11)), min_size=1, max_size=6))
 def test_frames_of_any_fields_end_their_connection_at_most(frames: list[tuple[int, list[Any]]]) -> None:
     """Found by hypothesis, so small when they fail."""

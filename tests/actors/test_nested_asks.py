@@ -78,10 +78,14 @@ class OutlivesItsHandler(Actor):
         self.later.set_result(await self.inner.ask(Add(amount=1)))
 
 
-async def test_what_outlives_a_handler_is_not_bound_by_its_deadline(node: Node) -> None:
-    actor = OutlivesItsHandler(await start(node, Counter(), "inner"))
-    ref = await start(node, actor)
-    await ref.ask(Lasting(), timeout_s=0.02)
-    await asyncio.sleep(0.03)
-    actor.go.set()
-    assert await actor.later == 1
+def test_what_outlives_a_handler_is_not_bound_by_its_deadline() -> None:
+    async def scenario(sim: Simulation) -> int:
+        async with sim.node("test", sim.host("test")) as node:
+            actor = OutlivesItsHandler(await start(node, Counter(), "inner"))
+            ref = await start(node, actor)
+            await ref.ask(Lasting(), timeout_s=0.02)
+            await asyncio.sleep(0.03)
+            actor.go.set()
+            return await actor.later
+
+    assert Simulation(seed=1).run(scenario) == 1

@@ -120,5 +120,5 @@ async def test_who_waits_for_an_item_of_a_stream_that_another_closes_learns_it(n
     for _ in range(5):
         await asyncio.sleep(0)
     await items.aclose()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         assert await waiting is None

@@ -189,7 +189,7 @@ async def test_stopping_during_a_restart_leaves_nothing(node: Node) -> None:
     )
     await (await child(top, "a")).tell(Crash())
     await starting_again.wait()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(20):
         await node.stop(top)
     await asyncio.sleep(0)
     assert node.lives == {}

@@ -53,7 +53,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         read_token(tmp_path / "pipe")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=list(HealthCheck), deadline=None)
 @given(content=st.binary(max_size=LONGEST + 100))
 def test_any_content_is_a_token_or_an_error(tmp_path: Path, content: bytes) -> None:
     path = write(tmp_path / "token", content)

@@ -156,7 +156,7 @@ def test_a_manifest_of_another_shape_is_an_error_of_the_checkpoint(
         check(path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(at=st.integers(0, 2000), bit=st.integers(0, 7), name=st.sampled_from([WEIGHTS, MANIFEST]))
 def test_no_flipped_bit_passes_for_another_checkpoint(tmp_path: Path, at: int, bit: int, name: str) -> None:
     """Some are harmless (a space of the manifest becomes another); none is believed."""

@@ -207,7 +207,7 @@ def test_a_server_of_sglang_can_be_started_or_reached(
     assert says in found.get(key, "")
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text())
 def test_any_server_url_is_one_or_a_fault(job_file: Path, url: str) -> None:
     with contextlib.suppress(JobError):

@@ -77,6 +77,7 @@ async def test_one_interrupt_ends_everything_soon(loop: str) -> None:
 async def test_a_remote_stream_dropped_after_the_end_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropping a remote generator after the shutdown raised, and the process hung (inference#1044)."""
     unraisable: list[object] = []
+    gc.collect()  # of earlier tests
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     async with Node(name="a", token=TOKEN) as a, Node(name="b", token=TOKEN) as b:
         await a.listen()

@@ -270,7 +270,7 @@ async def test_a_start_that_is_given_up_leaves_nothing(node: Node) -> None:
 async def test_garbage_is_refused(node: Node) -> None:
     server = await serve(node)
 
-    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.binary(min_size=1), st.binary(max_size=64), st.integers(0, 3))
     def garbage(data: bytes, content: bytes, files: int) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:

@@ -246,7 +246,7 @@ async def test_they_come_and_go_and_leave_no_descriptor(ends: Ends) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         await ends.meet_and_part()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 async def test_its_end_does_not_wait_for_those_who_never_close(ends: Ends) -> None:
