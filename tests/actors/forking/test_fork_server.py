@@ -360,6 +360,6 @@ async def until_childless(pid: int) -> None:
 
 async def until(there: Callable[[], bool]) -> None:
     """Of what no event tells."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not there():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
