@@ -67,18 +67,23 @@ def join(
     token_file: Annotated[Path, typer.Option("--token-file", help="A copy of the job's token file.")],
     name: Annotated[str, typer.Option(help="What the job calls this machine.")] = "",
     listen: Annotated[str, typer.Option(help="The address of this machine that the others reach.")] = "",
-    cells: Annotated[int, typer.Option(min=1, help="How many cells this machine takes.")] = 1,
+    cells: Annotated[int, typer.Option(min=0, help="How many cells this machine takes.")] = 1,
+    executions: Annotated[int, typer.Option(min=0, help="How many executions it plays at a time.")] = 0,
     wait_s: Annotated[float, typer.Option(min=0, help="How long to wait for the job to be there.")] = 60.0,
 ) -> None:
-    """Make this machine a node of a job, which may run cells here. Ctrl-C: they hand over and it leaves."""
+    """Make this machine a node of a job, which may run cells and executions here. Ctrl-C: it leaves, cells
+    hand over, executions are played again elsewhere."""
     from gyre.join import JoinOptions, main  # imports what `check` can do without
 
+    if not cells + executions:
+        raise typer.BadParameter("neither --cells nor --executions: this machine would do nothing")
     options = JoinOptions(
         job=job,
         token_file=token_file,
         name=name or socket.gethostname(),
         listen=listen,
         cells=cells,
+        executions=executions,
         wait_s=wait_s,
     )
     raise typer.Exit(main(options))

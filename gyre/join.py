@@ -1,4 +1,4 @@
-"""`gyre join HOST:PORT --token-file FILE`: this machine takes cells of a job until one of the two ends."""
+"""`gyre join HOST:PORT --token-file FILE`: this machine works for a job until one of the two ends."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from gyre.actors.token import TokenError, read_token
 from gyre.actors.transport import TcpTransport
 from gyre.cell.ranks import RANK_MODULES, rank_environment
 from gyre.cell.satellites import GetJobFacts, JobFacts, Join, Leave
+from gyre.harness.far import JoinHarness, LeaveHarness
 from gyre.interrupts import Interrupts
 
 log = structlog.get_logger()
@@ -45,13 +46,15 @@ class CannotJoin(Exception):
 
 class JoinOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`job` is the job's HOST:PORT; `listen` the address of this machine that the job's others reach, by
-    default that by which the job is reached. Until it answers the job is called again for `wait_s`."""
+    default that by which the job is reached. It takes so many `cells`, and plays so many `executions` at a
+    time. Until it answers the job is called again for `wait_s`."""
 
     job: str
     token_file: Path
     name: str
     listen: str = ""
     cells: int = 1
+    executions: int = 0
     wait_s: float = 60.0
 
 
@@ -137,20 +140,43 @@ class Membership:
         await self._node.spawn(member)
         try:
             facts = await satellites.ask(GetJobFacts())
-            missing = [path for path in facts.paths if not os.access(path, os.R_OK)]
-            if missing:
-                why = "a job's folders must be at the same place on all its machines"
-                raise CannotJoin(LOST, f"this machine does not see {missing[0]}: {why}")
-            await self._start_fork_server(facts)
-            neighbour = self._node.neighbours.desk()
-            assert neighbour is not None
-            join = Join(node=neighbour.ref, cells=self._options.cells, shm_folder=self._shm_folder)
-            cells = await satellites.ask(join, timeout_s=PLACING_S)
+            cells = await self._take_cells(satellites, facts) if self._options.cells else ()
+            if self._options.executions:
+                await self._take_executions(satellites)
         except ActorError as error:
             why = f"the job at {self._options.job} does not take this machine: {error}"
             raise CannotJoin(LOST, why) from error
-        log.info("joined", job=facts.name, at=self._options.job, cells=list(cells))
+        executions = self._options.executions
+        log.info("joined", job=facts.name, at=self._options.job, cells=list(cells), executions=executions)
         return satellites, over
+
+    async def _take_cells(self, satellites: Ref, facts: JobFacts) -> tuple[int, ...]:
+        """Those that it is given at once."""
+        missing = [path for path in facts.paths if not os.access(path, os.R_OK)]
+        if missing:
+            why = "a job's folders must be at the same place on all its machines"
+            raise CannotJoin(LOST, f"this machine does not see {missing[0]}: {why}")
+        await self._start_fork_server(facts)
+        join = Join(node=self._own(), cells=self._options.cells, shm_folder=self._shm_folder)
+        return await satellites.ask(join, timeout_s=PLACING_S)
+
+    async def _take_executions(self, satellites: Ref) -> None:
+        harness = await self._harness(satellites)
+        join = JoinHarness(node=self._own(), executions=self._options.executions)
+        await harness.ask(join, timeout_s=PLACING_S)
+
+    async def _harness(self, satellites: Ref) -> Ref:
+        """The HarnessActor: the job starts it before the satellites."""
+        harness = await self._node.find("harness")
+        if harness is None:
+            raise CannotJoin(LOST, f"the job at {self._options.job} has no harness")
+        return harness
+
+    def _own(self) -> Ref:
+        """This machine, as the job knows it."""
+        neighbour = self._node.neighbours.desk()
+        assert neighbour is not None
+        return neighbour.ref
 
     async def _start_fork_server(self, facts: JobFacts) -> None:
         if not self._node.fork_server:
@@ -186,8 +212,12 @@ class Membership:
         neighbour = self._node.neighbours.desk()
         if neighbour is not None:
             try:
-                await satellites.ask(Leave(node=neighbour.ref), timeout_s=LEAVING_S)
-            except ActorError as error:
+                if self._options.executions:
+                    harness = await self._harness(satellites)
+                    await harness.ask(LeaveHarness(node=neighbour.ref), timeout_s=LEAVING_S)
+                if self._options.cells:
+                    await satellites.ask(Leave(node=neighbour.ref), timeout_s=LEAVING_S)
+            except (ActorError, CannotJoin) as error:
                 log.warning("not_drained", reason=str(error))
         log.info("left", job=self._options.job)
         return OVER

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gyre.actors import Actor, ChildSpec, handles
+from gyre.harness.far import JoinHarness, LeaveHarness
 from gyre.join import CannotJoin, address_of
 from tests.cell.test_satellites import TOKEN, Job, Retired
 from tests.run.jobs import ROOT
@@ -125,6 +127,48 @@ async def test_when_the_job_is_lost_it_stops_its_cells_and_ends_with_1(job: Job,
     with pytest.raises(ProcessLookupError):
         os.kill(up.pid, 0)
     await job.root.stop(job.satellites)
+
+
+class Machines(Actor):
+    """What plays executions of the job hears of those that join and leave."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[JoinHarness | LeaveHarness] = asyncio.Queue()
+
+    @handles(JoinHarness)
+    async def join(self, message: JoinHarness) -> None:
+        if message.executions > 9:
+            raise ValueError("so many it does not play")
+        self.said.put_nowait(message)
+
+    @handles(LeaveHarness)
+    async def leave(self, message: LeaveHarness) -> None:
+        self.said.put_nowait(message)
+
+
+async def test_it_plays_executions_and_takes_no_cells(job: Job, token: Path) -> None:
+    machines = Machines()
+    await job.root.spawn(ChildSpec(name="harness", start=lambda: machines))
+    await job.start(cells=2, nodes=0)
+    assert not (await job.up(1))["cell-1"].far
+    where = ("--token-file", token, "--cells", "0", "--executions")
+    async with joining(await address(job), *where, "10") as machine:
+        assert await machine.exit() == 1
+        assert "so many it does not play" in machine.said[-1]
+    async with joining(await address(job), *where, "3") as machine:
+        joined = await machines.said.get()
+        assert joined == JoinHarness(node=joined.node, executions=3)
+        await machine.says("joined")
+        machine.signal(signal.SIGINT)
+        assert await machine.exit() == 0
+    assert await machines.said.get() == LeaveHarness(node=joined.node)
+    await job.root.stop(job.satellites)
+
+
+async def test_a_machine_that_takes_nothing_has_nothing_to_join_for(token: Path) -> None:
+    async with joining("127.0.0.1:9", "--token-file", token, "--cells", "0") as machine:
+        assert await machine.exit() == 2
+        assert any("neither --cells nor --executions" in line for line in machine.said)
 
 
 async def test_it_waits_for_a_job_that_is_not_there_yet(job: Job, token: Path) -> None:

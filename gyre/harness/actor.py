@@ -14,14 +14,17 @@ from typing import Any
 import msgspec
 import structlog
 
-from gyre.actors import Actor, ChildSpec, Down, Ref, Supervisor, handles
+from gyre.actors import Actor, ChildSpec, Down, Ref, Supervisor, Tell, handles
 from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.commands import check_program
 from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, TasksConfig, scorers
 from gyre.harness.evaluator import Evaluator
 from gyre.harness.execution import JOURNAL_S, Begin, ExecutionActor, Surroundings
+from gyre.harness.far import FarConfig, JoinHarness, LeaveHarness, PlacingPlayer
 from gyre.harness.host import host_spec
+from gyre.harness.machines import Machines
 from gyre.harness.numbering import Numbering, Planned
+from gyre.harness.places import Places
 from gyre.harness.players import ActorPlayer, CommandPlayer, Player
 from gyre.harness.presets import launch_of
 from gyre.harness.process import start_guardian
@@ -56,6 +59,10 @@ class HarnessActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     first_group: int = 0
 
 
+class PlacesCame(Tell, frozen=True, kw_only=True):
+    """The HarnessActor to itself."""
+
+
 class HarnessActor(Actor):
     """State: which numbers are used, which executions wait for a place, which run."""
 
@@ -66,6 +73,7 @@ class HarnessActor(Actor):
         self._waterlevel = waterlevel
         self._waiting: deque[Planned] = deque()
         self._running: dict[Ref, Planned] = {}
+        self._places = Places(config.harness.concurrent if config.harness.here else 0)
         self._guardian: subprocess.Popen[bytes] | None = None
 
     async def started(self) -> None:
@@ -77,7 +85,11 @@ class HarnessActor(Actor):
         evaluator = self._evaluator(sandboxes)
         await asyncio.to_thread(evaluator.check, [task.folder for task in (*tasks, *held_out)])
         self._guardian = start_guardian(guard)
-        self._around = self._surroundings(guard, evaluator, await self._player(guard, sandboxes))
+        player = PlacingPlayer(self._places, await self._player(guard, sandboxes))
+        self._around = self._surroundings(guard, evaluator, player)
+        self._machines = Machines(self.context, self._places, self._proxy, self._far())
+        if not self._places.total:
+            log.info("waiting_for_harness_machines")
         resume = await self._trajectory.ask(GetResume(), timeout_s=JOURNAL_S)
         self._numbering = Numbering(
             tasks,
@@ -110,15 +122,30 @@ class HarnessActor(Actor):
         self._waiting.extend(planned)
         await self._start_waiting()
 
+    @handles(JoinHarness, concurrent=True)
+    async def join(self, message: JoinHarness) -> None:
+        await self._machines.join(message)
+        await self.context.ref.tell(PlacesCame())
+
+    @handles(LeaveHarness, concurrent=True)
+    async def leave(self, message: LeaveHarness) -> None:
+        await self._machines.leave(message)
+
+    @handles(PlacesCame)
+    async def places_came(self, _: PlacesCame) -> None:
+        await self._start_waiting()
+
     @handles(Down)
     async def down(self, message: Down) -> None:
+        if self._machines.lost(message):
+            return
         planned = self._running.pop(message.ref)
         if message.reason.abnormal:
             await self._drop(planned, str(message.reason))
         await self._start_waiting()
 
     async def _start_waiting(self) -> None:
-        while self._waiting and len(self._running) < self._config.harness.concurrent:
+        while self._waiting and len(self._running) < self._places.total:
             planned = self._waiting.popleft()
             ref = await self.context.spawn(
                 ChildSpec(
@@ -162,15 +189,18 @@ class HarnessActor(Actor):
         # A judge runs nothing.
         alone = all(scorer.judge is not None for _, scorer in scorers(config.evaluator))
         used = set() if alone else {config.evaluator.sandbox}
-        if config.harness.actor is None:
+        if config.harness.actor is None and config.harness.here:
             used.add(config.harness.sandbox)
         for name in used:
             sandboxes[name].check()
         (config.run_dir / "executions").mkdir(parents=True, exist_ok=True)
         return sandboxes
 
-    async def _player(self, guard: str, sandboxes: dict[str, Sandbox]) -> Player:
+    async def _player(self, guard: str, sandboxes: dict[str, Sandbox]) -> Player | None:
+        """None where no execution is played on this machine."""
         config = self._config.harness
+        if not config.here:
+            return None
         if config.actor is None:
             facts = self._config
             launch = await asyncio.to_thread(launch_of, config, facts.window_tokens, facts.max_new_tokens)
@@ -182,6 +212,15 @@ class HarnessActor(Actor):
             ChildSpec(name="hosts", start=start, restart="temporary", shutdown_s=EXECUTION_SHUTDOWN_S)
         )
         return ActorPlayer(config, hosts)
+
+    def _far(self) -> FarConfig:
+        config = self._config
+        return FarConfig(
+            harness=config.harness,
+            window_tokens=config.window_tokens,
+            max_new_tokens=config.max_new_tokens,
+            folder=config.run_dir / "executions",
+        )
 
     def _evaluator(self, sandboxes: dict[str, Sandbox]) -> Evaluator:
         config = self._config.evaluator

@@ -43,6 +43,9 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     It has no sandbox, and lives in this process or, with `own_process`, in one of its own, which
     `environment` is for then.
 
+    With `here` false executions of a command or a preset are played only on machines that join for it; else
+    on these first.
+
     `attempts` are those at getting it to run, `refills` how often what was dropped is played anew.
 
     `timeout_s` is the harness's own (what it left is still scored), `overall_timeout_s` drops the
@@ -62,6 +65,7 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     environment: dict[str, str] = {}
     sandbox: Literal["bubblewrap", "process"] = "bubblewrap"
     read_only: tuple[Path, ...] = ()
+    here: bool = True
     timeout_s: float = 600.0
     overall_timeout_s: float = 3600.0
     attempts: int = 3

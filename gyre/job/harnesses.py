@@ -31,6 +31,9 @@ def harness_faults(job: Job) -> Iterator[Broken]:
         for fault in named_faults("harness.actor", harness.actor, "class"):
             yield frozenset(["harness.actor"]), fault
         yield from _beside_actor(job)
+    if not harness.here and job.cluster.listen is None:
+        found, legal = "here = false", "with cluster.listen, where machines join that play executions"
+        yield broken(found, legal, "harness.here", "cluster.listen")
     for name, value in harness.environment.items():
         if not name or "=" in name or "\0" in name + value:
             found, legal = shown(f"{name}={value}"), "names without '=', nothing with NUL characters"
@@ -94,6 +97,9 @@ def _beside_actor(job: Job) -> Iterator[Broken]:
         found = shown(job.harness.preset)
         allowed = "nothing beside harness.actor"
         yield broken(found, allowed, "harness.preset", "harness.actor")
+    if not job.harness.here:
+        found, allowed = "here = false", "true with harness.actor, which lives on the job's machine"
+        yield broken(found, allowed, "harness.here", "harness.actor")
     for key in ("command", "read_only"):
         if value := getattr(job.harness, key):
             found = shown([str(word) for word in value])

@@ -22,6 +22,7 @@ from gyre.proxy.config import ProxyConfig
 from gyre.proxy.messages import (
     CloseExecution,
     ExecutionAccess,
+    GetBaseUrl,
     GetProxyTotals,
     OpenExecution,
     ProxyTotals,
@@ -97,6 +98,10 @@ class ProxyActor(Actor):
     async def open_execution(self, message: OpenExecution) -> ExecutionAccess:
         key = self._desk.open(message)
         return ExecutionAccess(base_url=self._base_url, key=key, unix_socket=self._config.unix_socket)
+
+    @handles(GetBaseUrl)
+    async def base_url(self, message: GetBaseUrl) -> str:
+        return self._base_url
 
     @handles(CloseExecution, concurrent=True)
     async def close_execution(self, message: CloseExecution) -> None:

@@ -43,6 +43,10 @@ class CloseExecution(Ask[None], frozen=True, kw_only=True):
     execution: str
 
 
+class GetBaseUrl(Ask[str], frozen=True, kw_only=True):
+    """Where it listens on TCP; ends in `/v1`."""
+
+
 class ProxyTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Sums since the start. `calls` were answered, `failed_calls` are answers with a 5xx status, `reroutes`
     went on at another engine, `retries` were answered with a sample that existed or was in flight. Of

@@ -9,7 +9,7 @@ from typing import Any
 
 from gyre.actors import Actor, ChildSpec, Node, Ref, handles
 from gyre.harness.actor import HarnessActor, HarnessActorConfig
-from gyre.proxy.messages import CloseExecution, ExecutionAccess, OpenExecution
+from gyre.proxy.messages import CloseExecution, ExecutionAccess, GetBaseUrl, OpenExecution
 from gyre.schedule.messages import Dispatch, ExecutionFinished, ExecutionsDispatched, ExecutionStarted
 from gyre.trajectory.messages import AddGroup, GetResume, ResumeState
 from gyre.trajectory.records import ExecutionEnded, ExecutionOpened, ExecutionResult
@@ -46,6 +46,10 @@ class Neighbours(Actor):
         self.note(message)
         key = f"key-{message.execution}-{message.attempt}"
         return ExecutionAccess(base_url=self.base_url, key=key, unix_socket=self.unix_socket)
+
+    @handles(GetBaseUrl)
+    async def where(self, message: GetBaseUrl) -> str:
+        return self.base_url
 
     @handles(CloseExecution)
     async def close(self, message: CloseExecution) -> None:

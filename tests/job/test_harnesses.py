@@ -61,6 +61,7 @@ def test_a_preset_stands_in_place_of_a_command(name: str, job_file: Path) -> Non
         ),
         (preset("mini-swe-agent", "harness.compact_tokens=30000"), "harness.compact_tokens", "does not comp"),
         (preset("opencode", "harness.versions=2"), "harness.versions", "did you mean harness.version?"),
+        (["harness.here=false"], "harness.here", "with cluster.listen"),
         (preset("codex", "harness.actor=x.py:X"), "harness.preset", "nothing beside harness.actor"),
     ],
 )
