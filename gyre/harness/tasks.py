@@ -7,36 +7,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from gyre.cell.recipes import FAULTS, load_function
+from gyre.harness.formats import load_task
+from gyre.harness.task import PROMPT, Task, TasksError
 
-PROMPT = "prompt.md"
-WORKSPACE = "workspace"
-
-
-class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem. `folder` holds `prompt.md` and, where work begins with files, `workspace/`; what else is
-    in it is seen by the evaluator only."""
-
-    name: str
-    folder: Path
-    prompt: str
-
-    @property
-    def workspace(self) -> Path | None:
-        path = self.folder / WORKSPACE
-        return path if path.is_dir() else None
-
-
-class TasksError(Exception):
-    """Tasks cannot be had: `place` (a path or a recipe) says where, `fix` what to do."""
-
-    def __init__(self, place: str, problem: str, fix: str) -> None:
-        super().__init__(f"{place}: {problem}; {fix}")
-        self.place = place
-        self.problem = problem
-        self.fix = fix
+__all__ = ["Task", "TaskOrder", "TasksError", "load_tasks", "write_recipe"]
 
 
 def load_tasks(folder: Path) -> tuple[Task, ...]:
@@ -49,7 +24,7 @@ def load_tasks(folder: Path) -> tuple[Task, ...]:
         ) from error
     if not folders:
         raise TasksError(str(folder), "has no task in it", f"put one folder a task there, each with {PROMPT}")
-    return tuple(_load(path) for path in folders)
+    return tuple(load_task(path) for path in folders)
 
 
 def write_recipe(recipe: str, folder: Path, count: int, seed: int) -> None:
@@ -84,16 +59,3 @@ class TaskOrder:
         order = list(range(len(self._tasks)))
         random.Random(f"{self._seed}/{one_pass}").shuffle(order)
         return self._tasks[order[position]]
-
-
-def _load(folder: Path) -> Task:
-    path = folder / PROMPT
-    try:
-        prompt = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise TasksError(str(folder), f"has no {PROMPT}", "write the task's text there") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise TasksError(str(path), f"cannot be read ({error})", "make it a readable UTF-8 text") from error
-    if not prompt.strip():
-        raise TasksError(str(path), "is empty", "write the task's text there")
-    return Task(name=folder.name, folder=folder.absolute(), prompt=prompt)
