@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 # Compiled once, when first imported: compiling all of torch and transformers takes longer than a job.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-bodies test-faults test-harness test-hostile test-sglang lint
+.PHONY: install quickstart test test-bodies test-bundled test-faults test-harness test-hostile test-sglang lint
 
 install: $(VENV)/.dev-installed
 
@@ -38,6 +38,10 @@ test-harness: $(VENV)/.dev-installed $(HARNESSES)/.installed
 # All workspaces that want a better score than their work's: a minute on two cores.
 test-hostile: $(VENV)/.dev-installed
 	GYRE_TEST_HOSTILE=1 $(BIN)/pytest -q tests/harness/test_hostile_workspaces.py
+
+# The reference solutions of all tasks that come with Gyre: a minute on two cores.
+test-bundled: $(VENV)/.dev-installed
+	GYRE_TEST_BUNDLED=1 $(BIN)/pytest -q -n 2 tests/harness/test_bundled.py
 
 # A real SGLang on the CPU, 3 GB, in an environment of its own: half an hour on two cores.
 test-sglang: $(VENV)/.dev-installed $(SGLANG_VENV)/.installed

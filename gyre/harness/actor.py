@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import subprocess
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from gyre.harness.players import ActorPlayer, CommandPlayer, Player
 from gyre.harness.presets import launch_of
 from gyre.harness.process import start_guardian
 from gyre.harness.sandbox import ProcessSandbox, Sandbox, limits_of
-from gyre.harness.tasks import Task, load_tasks, write_recipe
+from gyre.harness.task import INSIDE, Task, TasksError
+from gyre.harness.tasks import BUNDLED, load_bundled, load_tasks, write_recipe
 from gyre.schedule.messages import Dispatch, ExecutionFinished, ExecutionsDispatched
 from gyre.trajectory.messages import GetResume
 from gyre.trajectory.records import ExecutionEnded, ExecutionResult
@@ -81,6 +82,8 @@ class HarnessActor(Actor):
         faults of the job file or the machine."""
         tasks, held_out = await asyncio.to_thread(self._load)
         guard = f"{secrets.token_hex(8)}/"
+        if self._config.harness.actor is None:
+            check_walls((*tasks, *held_out), self._config.harness.sandbox)
         sandboxes = await asyncio.to_thread(self._sandboxes)
         evaluator = self._evaluator(sandboxes)
         await asyncio.to_thread(evaluator.check, [task.folder for task in (*tasks, *held_out)])
@@ -173,7 +176,7 @@ class HarnessActor(Actor):
         folder = self._config.run_dir / "tasks"
         tasks = source_tasks(self._config.tasks, folder / "train")
         evaluation = self._config.eval
-        has_source = evaluation.path is not None or evaluation.recipe is not None
+        has_source = any((evaluation.path, evaluation.recipe, evaluation.bundled))
         return tasks, source_tasks(evaluation, folder / "eval") if has_source else ()
 
     def _sandboxes(self) -> dict[str, Sandbox]:
@@ -245,6 +248,21 @@ def source_tasks(config: TasksConfig | EvalConfig, written: Path) -> Sequence[Ta
     """The tasks of a table; a recipe's are written into `written`, once. Blocking. Raises TasksError."""
     if config.recipe is not None:
         write_recipe(config.recipe, written, config.count, config.seed)
-        return load_tasks(written)
-    assert config.path is not None, "the job file's rules want one of the two"
-    return load_tasks(config.path)
+    if config.bundled:
+        return load_bundled(config.bundled)
+    return load_tasks(source_folder(config, written))
+
+
+def source_folder(config: TasksConfig | EvalConfig, written: Path) -> Path:
+    """Where the folders of a table's tasks lie."""
+    if config.bundled:
+        return BUNDLED
+    return config.path or written
+
+
+def check_walls(tasks: Iterable[Task], sandbox: str) -> None:
+    """Raises TasksError."""
+    for task in tasks:
+        if task.inside != INSIDE and sandbox != "bubblewrap":
+            fix = "set harness.sandbox to 'bubblewrap'"
+            raise TasksError(str(task.folder), f"has its workspace at {task.inside}", fix)

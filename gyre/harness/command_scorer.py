@@ -61,10 +61,10 @@ class CommandScorer:
             raise ScoreError(f"it was killed by signal {ended.signal}" if ended.signal else ended.detail)
         try:
             if self._junit:
-                return junit_score(await asyncio.to_thread(_read_report, report.host / REPORT))
+                return junit_score(await asyncio.to_thread(read_report, report.host / REPORT))
             return last_line_score(output.tail())
         except ScoreError as error:
-            raise ScoreError(_explained(str(error), ended, errors.tail())) from error
+            raise ScoreError(explained(str(error), ended, errors.tail())) from error
 
 
 def function_scorer(function: str, sandbox: Sandbox, limits: Limits, timeout_s: float) -> CommandScorer:
@@ -80,7 +80,7 @@ def function_scorer(function: str, sandbox: Sandbox, limits: Limits, timeout_s: 
     return CommandScorer(command, sandbox, limits, timeout_s, visible=tuple(visible))
 
 
-def _read_report(path: Path) -> bytes:
+def read_report(path: Path) -> bytes:
     """Not through a link, which would lead out of the sandbox. Raises ScoreError."""
     try:
         if path.is_symlink() or not path.is_file():
@@ -92,7 +92,7 @@ def _read_report(path: Path) -> bytes:
         raise ScoreError(f"its report cannot be read: {error}") from error
 
 
-def _explained(problem: str, ended: Exit, errors: str) -> str:
+def explained(problem: str, ended: Exit, errors: str) -> str:
     last = errors.strip().splitlines()[-1:]
     how = [f"exit code {ended.code}", *([ended.detail] if ended.detail else [])]
     return "; ".join([problem, *how, *(f"it said {line[:300]!r}" for line in last)])

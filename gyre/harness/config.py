@@ -79,10 +79,12 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Training tasks: a folder of task folders (`prompt.md`, and `workspace/` where work begins with
-    files), or a function `(folder, count, seed)` that writes them into the run folder. Drawn in seeded
-    order, again when exhausted."""
+    files; or those of another format), names of tasks that come with Gyre (or "all"), or a function
+    `(folder, count, seed)` that writes them into the run folder. Drawn in seeded order, again when
+    exhausted."""
 
     path: Path | None = None
+    bundled: tuple[str, ...] = ()
     recipe: str | None = None
     count: int = 64
     seed: int = 0
@@ -115,13 +117,14 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ScorerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of `command`, `pytest`, `judge` and `function`; `timeout_s` is that of one attempt."""
+    """One of `command`, `pytest`, `judge`, `function` and `own`; `timeout_s` is that of one attempt."""
 
     command: tuple[str, ...] = ()
     junit: bool = False
     pytest: PytestConfig | None = None
     judge: JudgeConfig | None = None
     function: str | None = None
+    own: bool = False
     timeout_s: float = 60.0
     attempts: int = 3
 
@@ -139,8 +142,10 @@ class EvaluatorConfig(ScorerConfig, frozen=True, kw_only=True, forbid_unknown_fi
     A `command` prints a score in [0, 1] as its last line, or (`junit`) writes JUnit XML to `{report}`, scored
     passed / total. `{workspace}`, `{task}` (the task's folder), `{report}` and `{python}` are replaced.
     `function`, named `file.py:function` or `package.module:function`, takes two paths, the workspace and the
-    task's folder, and returns a score. `mix` has evaluators by name: the score is their weighted mean, and
-    one that fails fails all. In a bubblewrap sandbox commands, tests and functions have no network."""
+    task's folder, and returns a score. With `own` it is each task's own: the hidden tests in its folder
+    `tests`, or what its format brings; a time-out that it brings holds in place of `timeout_s`. `mix` has
+    evaluators by name: the score is their weighted mean, and one that fails fails all. In a bubblewrap
+    sandbox commands, tests and functions have no network."""
 
     sandbox: Literal["bubblewrap", "process"] = "bubblewrap"
     mix: dict[str, PartConfig] = {}
@@ -160,6 +165,7 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     every_steps: int = 0
     path: Path | None = None
+    bundled: tuple[str, ...] = ()
     recipe: str | None = None
     count: int = 16
     seed: int = 1

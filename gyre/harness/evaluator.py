@@ -14,6 +14,7 @@ from gyre.harness.command_scorer import CommandScorer, function_scorer
 from gyre.harness.config import EvaluatorConfig, ScorerConfig
 from gyre.harness.judge import Judge
 from gyre.harness.left import Evaluation, Left
+from gyre.harness.own_scorer import OwnScorer
 from gyre.harness.pytest_scorer import PytestScorer
 from gyre.harness.room import with_room
 from gyre.harness.sandbox import Limits, Sandbox
@@ -119,6 +120,8 @@ def _scorer(config: ScorerConfig, sandbox: Sandbox, limits: Limits) -> Scorer:
         return PytestScorer(config.pytest, sandbox, limits, config.timeout_s)
     if config.judge is not None:
         return Judge(config.judge, config.timeout_s)
+    if config.own:
+        return OwnScorer(sandbox, limits, config.timeout_s)
     if config.function is not None:
         return function_scorer(config.function, sandbox, limits, config.timeout_s)
     return CommandScorer(config.command, sandbox, limits, config.timeout_s, junit=config.junit)

@@ -23,7 +23,7 @@ from gyre.harness.presets import compaction_limit
 from gyre.harness.process import Exit
 from gyre.harness.room import with_room
 from gyre.harness.tasks import Task
-from gyre.harness.workspace import WorkspaceTooLarge, copy_tree, remove_tree
+from gyre.harness.workspace import WorkspaceTooLarge, lay, remove_tree
 from gyre.proxy.messages import CloseExecution, OpenExecution
 from gyre.schedule.messages import ExecutionFinished, ExecutionStarted
 from gyre.trajectory.records import (
@@ -189,11 +189,7 @@ class ExecutionActor(Actor):
             remove_tree(self._folder / name)
 
     def _fill(self) -> None:
-        source, target = self._task.workspace, self._folder / "workspace"
-        if source is not None:
-            copy_tree(source, target, self._around.config.max_workspace_bytes)
-        else:
-            target.mkdir(parents=True)
+        lay(self._task.parts, self._folder / "workspace", self._around.config.max_workspace_bytes)
         for name in ("home", "tmp"):
             (self._folder / name).mkdir()
         (self._folder / "prompt.md").write_text(self._task.prompt, encoding="utf-8")

@@ -14,9 +14,10 @@ import aiohttp
 import msgspec
 
 from gyre.harness.config import JudgeConfig
+from gyre.harness.formats import load_task
 from gyre.harness.left import Evaluation
 from gyre.harness.score import ScoreError, verdict_score
-from gyre.harness.tasks import PROMPT
+from gyre.harness.task import TasksError
 
 MAX_ANSWER_BYTES = 4 << 20
 BUSY_S = 1.0
@@ -81,7 +82,10 @@ class Judge:
     def _messages(self, evaluation: Evaluation) -> list[dict[str, str]]:
         """Blocking. Whoever wrote the files cannot know the boundary."""
         boundary = secrets.token_hex(8)
-        task = (evaluation.left.task / PROMPT).read_text(encoding="utf-8")
+        try:
+            task = load_task(evaluation.left.task).prompt
+        except TasksError as error:
+            raise ScoreError(str(error)) from error
         rubric = self._config.rubric.read_text(encoding="utf-8")
         files = shown_files(evaluation.workspace.host, self._config.files, self._config.max_chars)
         text = f"# Task\n{task}\n\n# Rubric\n{rubric}\n\n# Files\nBEGIN {boundary}\n{files}\nEND {boundary}\n"

@@ -8,6 +8,7 @@ import msgspec
 
 from gyre.harness.commands import base_environment
 from gyre.harness.sandbox import Confined, Limits, Mount, Sandbox
+from gyre.harness.task import INSIDE
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,14 +23,16 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt: `folder` has a fresh copy of the workspace, an empty home and an empty tmp."""
+    """One attempt: `folder` has a fresh copy of the workspace, which a sandbox with walls shows as
+    `inside`, an empty home and an empty tmp."""
 
     left: Left
     folder: Path
+    inside: str = INSIDE
 
     @property
     def workspace(self) -> Mount:
-        return Mount(host=self.folder / "workspace", inside="/workspace", writable=True)
+        return Mount(host=self.folder / "workspace", inside=self.inside, writable=True)
 
     @property
     def log(self) -> Path:

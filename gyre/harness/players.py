@@ -21,7 +21,7 @@ from gyre.harness.presets import Launch, write_files
 from gyre.harness.process import GONE_TIMEOUT_S, Exit
 from gyre.harness.room import with_room
 from gyre.harness.sandbox import Confined, Mount, Sandbox, limits_of, run
-from gyre.harness.tasks import Task
+from gyre.harness.task import Task, least
 from gyre.proxy.messages import ExecutionAccess
 
 log = structlog.get_logger()
@@ -76,12 +76,12 @@ class CommandPlayer:
             self._sandbox,
             self._confined(attempt, values),
             attempt.output,
-            timeout_s=self._config.timeout_s,
+            timeout_s=least(self._config.timeout_s, attempt.task.timeout_s),
             on_start=attempt.on_start,
         )
 
     def _values(self, attempt: Attempt) -> dict[str, str]:
-        path, mounts = self._sandbox.path, _mounts(attempt.folder)
+        path, mounts = self._sandbox.path, _mounts(attempt)
         return {
             "workspace": path(mounts["workspace"]),
             "home": path(mounts["home"]),
@@ -94,7 +94,7 @@ class CommandPlayer:
         }
 
     def _confined(self, attempt: Attempt, values: dict[str, str]) -> Confined:
-        config, mounts = self._config, _mounts(attempt.folder)
+        config, mounts = self._config, _mounts(attempt)
         return Confined(
             command=fill(self._launch.command, values),
             environment=self._environment(attempt, self._sandbox.path(mounts["tmp"]), values),
@@ -106,13 +106,14 @@ class CommandPlayer:
             ),
             socket=attempt.access.unix_socket,
             mark=attempt.mark,
-            limits=limits_of(config),
+            limits=limits_of(config, attempt.task),
         )
 
     def _environment(self, attempt: Attempt, temporary: str, values: dict[str, str]) -> dict[str, str]:
         own = self._launch.environment
         return {
             **base_environment(values["home"], temporary),
+            **attempt.task.environment,
             "OPENAI_BASE_URL": values["base_url"],
             "OPENAI_API_KEY": values["key"],
             # Its clients add /v1 themselves.
@@ -126,10 +127,11 @@ class CommandPlayer:
         }
 
 
-def _mounts(folder: Path) -> dict[str, Mount]:
+def _mounts(attempt: Attempt) -> dict[str, Mount]:
     """What is an attempt's own."""
+    folder = attempt.folder
     return {
-        "workspace": Mount(host=folder / "workspace", inside="/workspace", writable=True),
+        "workspace": Mount(host=folder / "workspace", inside=attempt.task.inside, writable=True),
         "home": Mount(host=folder / "home", inside="/home/agent", writable=True),
         "tmp": Mount(host=folder / "tmp", inside="/tmp", writable=True),
         "prompt_file": Mount(host=folder / "prompt.md", inside="/gyre/prompt.md"),

@@ -13,6 +13,7 @@ import msgspec
 from gyre.harness.config import HarnessConfig, LimitsConfig
 from gyre.harness.output import Output
 from gyre.harness.process import Child, Exit, NeverStarted
+from gyre.harness.task import Task, least
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,9 +32,16 @@ class Limits(LimitsConfig, frozen=True, kw_only=True):
     file_bytes: int
 
 
-def limits_of(config: HarnessConfig) -> Limits:
-    """No file may be larger than the workspace that it may be in."""
-    return Limits(file_bytes=config.max_workspace_bytes, **msgspec.structs.asdict(config.limits))
+def limits_of(config: HarnessConfig, task: Task | None = None) -> Limits:
+    """A job's, for a task of it. No file may be larger than the workspace that it may be in."""
+    limits = Limits(file_bytes=config.max_workspace_bytes, **msgspec.structs.asdict(config.limits))
+    if task is None:
+        return limits
+    return msgspec.structs.replace(
+        limits,
+        memory_bytes=least(limits.memory_bytes, task.memory_bytes),
+        disk_bytes=least(limits.disk_bytes, task.disk_bytes),
+    )
 
 
 class Confined(msgspec.Struct, frozen=True, kw_only=True):

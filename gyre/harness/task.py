@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -11,6 +11,8 @@ PROMPT = "prompt.md"
 WORKSPACE = "workspace"
 # Where a harness finds the workspace, if its task does not say.
 INSIDE = "/workspace"
+
+N = TypeVar("N", int, float)
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -22,12 +24,13 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """A task's own evaluator as a command, which is run in the workspace. It finds `tests` at /tests, and
-    writes its verdict below /logs/verifier: a reward, or with `junit` a report of pytest's that it is made to
-    write."""
+    """A task's own evaluator as a command, which is run in the workspace. It finds what is in `tests`, and
+    the files `beside`, in /tests, and writes its verdict below /logs/verifier: a reward, or with `junit` a
+    report that pytest is made to write."""
 
     command: tuple[str, ...]
     tests: Path
+    beside: tuple[Path, ...] = ()
     environment: dict[str, str] = {}
     timeout_s: float | None = None
     junit: bool = False
@@ -59,6 +62,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     disk_bytes: int | None = None
     own: Script | Suite | None = None
+
+
+def least(of_job: N, of_task: N | None) -> N:
+    """A limit of the job's, or a task's where that is less."""
+    return of_job if of_task is None else min(of_job, of_task)
 
 
 class TasksError(Exception):

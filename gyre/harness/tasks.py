@@ -11,7 +11,11 @@ from gyre.cell.recipes import FAULTS, load_function
 from gyre.harness.formats import load_task
 from gyre.harness.task import PROMPT, Task, TasksError
 
-__all__ = ["Task", "TaskOrder", "TasksError", "load_tasks", "write_recipe"]
+__all__ = ["Task", "TaskOrder", "TasksError", "load_bundled", "load_tasks", "write_recipe"]
+
+# Tasks that come with Gyre.
+BUNDLED = Path(__file__).with_name("bundled")
+ALL = "all"
 
 
 def load_tasks(folder: Path) -> tuple[Task, ...]:
@@ -25,6 +29,18 @@ def load_tasks(folder: Path) -> tuple[Task, ...]:
     if not folders:
         raise TasksError(str(folder), "has no task in it", f"put one folder a task there, each with {PROMPT}")
     return tuple(load_task(path) for path in folders)
+
+
+def load_bundled(names: Sequence[str]) -> tuple[Task, ...]:
+    """Raises TasksError."""
+    if not names:
+        return ()
+    tasks = {task.name: task for task in load_tasks(BUNDLED)}
+    chosen = dict.fromkeys(name for given in names for name in (tasks if given == ALL else [given]))
+    if unknown := [name for name in chosen if name not in tasks]:
+        fix = f"name some of {', '.join(tasks)}, or {ALL}"
+        raise TasksError("the tasks that come with gyre", f"there is none named {unknown[0]!r}", fix)
+    return tuple(tasks[name] for name in chosen)
 
 
 def write_recipe(recipe: str, folder: Path, count: int, seed: int) -> None:

@@ -8,9 +8,11 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from gyre.harness.task import Part
 
 MAX_ENTRIES = 500_000
 
@@ -58,6 +60,26 @@ def _copy(source: Path, target: Path, left: _Budget) -> None:
                     pending.append((Path(entry.path), there / entry.name))
                 elif entry.is_file():
                     _copy_file(entry.path, there / entry.name)
+
+
+def lay(parts: Sequence[Part], target: Path, max_bytes: int) -> None:
+    """Makes a workspace of parts, later ones over earlier ones; each is bounded as by `copy_tree`. `target`
+    must not exist. Raises WorkspaceTooLarge, OSError."""
+    target.mkdir(parents=True)
+    for part in parts:
+        path = target / part.target
+        if part.source is None:
+            path.mkdir(parents=True, exist_ok=True)
+        elif part.source.is_dir():
+            staged = target.with_name(f"{target.name}-part")
+            try:
+                copy_tree(part.source, staged, max_bytes)
+                shutil.copytree(staged, path, symlinks=True, dirs_exist_ok=True)
+            finally:
+                remove_tree(staged)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(part.source, path)
 
 
 def remove_tree(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
@@ -10,13 +11,14 @@ from urllib.parse import urlsplit
 
 from gyre.harness.config import JudgeConfig, PytestConfig, ScorerConfig, scorers
 from gyre.harness.pytest_scorer import hidden_functions
-from gyre.harness.tasks import PROMPT, TasksError
+from gyre.harness.task import Suite, Task, TasksError
+from gyre.harness.tasks import load_bundled, load_tasks
 from gyre.job.broken import Broken, broken
 from gyre.job.decode import shown
 from gyre.job.named import named_faults
 from gyre.job.tables import Job
 
-WAYS = ("command", "pytest", "judge", "function")
+WAYS = ("command", "pytest", "judge", "function", "own")
 
 
 def evaluation_faults(job: Job) -> Iterator[Broken]:
@@ -54,6 +56,8 @@ def _scorer(job: Job, table: str, scorer: ScorerConfig) -> Iterator[Broken]:
     if scorer.function is not None:
         for fault in named_faults(f"{table}.function", scorer.function, "function"):
             yield frozenset([f"{table}.function"]), fault
+    if scorer.own:
+        yield from _own(job, table)
     if scorer.pytest is not None:
         yield from _pytest(job, f"{table}.pytest", scorer.pytest)
     if scorer.judge is not None:
@@ -76,13 +80,40 @@ def _pytest(job: Job, table: str, config: PytestConfig) -> Iterator[Broken]:
             yield broken(shown(plugin), "a module, such as pytest_asyncio.plugin", f"{table}.plugins")
         elif PathFinder.find_spec(plugin.partition(".")[0]) is None:
             yield broken(f"there is no module {plugin}", "one that is installed", f"{table}.plugins")
-    for source in filter(None, (job.tasks.path, job.eval.path)):
-        for prompt in sorted(source.glob(f"*/{PROMPT}")) if os.path.isdir(source) else ():
-            try:
-                hidden_functions(prompt.parent / config.tests)
-            except TasksError as error:
-                yield broken(f"{error.place} {error.problem}", error.fix, f"{table}.tests")
+    for task in _known_tasks(job):
+        try:
+            hidden_functions(task.folder / config.tests)
+        except TasksError as error:
+            yield broken(f"{error.place} {error.problem}", error.fix, f"{table}.tests")
+            break
+
+
+def _own(job: Job, table: str) -> Iterator[Broken]:
+    for task in _known_tasks(job):
+        if task.own is None:
+            found = f"{task.folder} has no evaluator of its own"
+            yield broken(found, "hidden tests in its folder tests", f"{table}.own")
+            break
+        if isinstance(task.own, Suite):
+            if PathFinder.find_spec("pytest") is None:
+                yield broken(
+                    "there is no pytest", "pytest, installed in the environment of gyre", f"{table}.own"
+                )
                 break
+            try:
+                hidden_functions(task.folder / task.own.tests)
+            except TasksError as error:
+                yield broken(f"{error.place} {error.problem}", error.fix, f"{table}.own")
+                break
+
+
+def _known_tasks(job: Job) -> Iterator[Task]:
+    """Those that are there already. What is wrong with them themselves is said of their source."""
+    for source in (job.tasks, job.eval):
+        with contextlib.suppress(TasksError):
+            if source.path is not None:
+                yield from load_tasks(source.path)
+            yield from load_bundled(source.bundled)
 
 
 def _judge(table: str, config: JudgeConfig) -> Iterator[Broken]:

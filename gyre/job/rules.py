@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gyre.harness.config import scorers
+from gyre.harness.config import EvalConfig, TasksConfig, scorers
+from gyre.harness.formats import MARKERS
+from gyre.harness.task import TasksError
+from gyre.harness.tasks import load_bundled, load_tasks
 from gyre.job.broken import Broken, broken
 from gyre.job.decode import Fault, shown
 from gyre.job.engines import engine_faults
@@ -218,25 +221,46 @@ def _cluster(job: Job) -> Iterator[Broken]:
 
 def _sources(job: Job) -> Iterator[Broken]:
     yield from _one_source("model", job.model.path, job.model.recipe, "config.json")
-    yield from _one_source("tasks", job.tasks.path, job.tasks.recipe, "*/prompt.md")
-    if job.eval.every_steps > 0 or job.eval.path or job.eval.recipe:
-        yield from _one_source("eval", job.eval.path, job.eval.recipe, "*/prompt.md")
+    yield from _tasks("tasks", job.tasks)
+    if job.eval.every_steps > 0 or job.eval.path or job.eval.recipe or job.eval.bundled:
+        yield from _tasks("eval", job.eval)
     if job.model.warm_start is not None:
         yield from _named("model.warm_start.demos", job.model.warm_start.demos, "function")
 
 
-def _one_source(table: str, path: Path | None, recipe: str | None, holds: str) -> Iterator[Broken]:
+def _one_source(table: str, path: Path | None, recipe: str | None, *holds: str) -> Iterator[Broken]:
     keys = (f"{table}.path", f"{table}.recipe")
+    words = " or ".join(holds)
     if path is None and recipe is None:
         yield broken(f"neither {table}.path nor {table}.recipe", "one of the two", *keys)
     elif path is not None and recipe is not None:
         yield broken(f"both {table}.path and {table}.recipe", "one of the two", *keys)
     if path is not None and not _is_folder(path):
-        yield broken(f"no folder {path}", f"a folder with {holds}", keys[0])
-    elif path is not None and next(path.glob(holds), None) is None:
-        yield broken(f"no {holds} in {path}", f"a folder with {holds}", keys[0])
+        yield broken(f"no folder {path}", f"a folder with {words}", keys[0])
+    elif path is not None and not any(next(path.glob(name), None) for name in holds):
+        yield broken(f"no {holds[0]} in {path}", f"a folder with {words}", keys[0])
     if recipe is not None:
         yield from _named(keys[1], recipe, "function")
+
+
+def _tasks(table: str, source: TasksConfig | EvalConfig) -> Iterator[Broken]:
+    if source.bundled:
+        for key in ("path", "recipe"):
+            if getattr(source, key) is not None:
+                found = f"both {table}.bundled and {table}.{key}"
+                yield broken(found, "one of the two", f"{table}.bundled", f"{table}.{key}")
+    else:
+        faults = list(_one_source(table, source.path, source.recipe, *(f"*/{name}" for name in MARKERS)))
+        yield from faults
+        if faults:
+            return
+    try:
+        load_bundled(source.bundled)
+        if source.path is not None and not source.bundled:
+            load_tasks(source.path)
+    except TasksError as error:
+        key = "bundled" if source.bundled else "path"
+        yield broken(f"{error.place}: {error.problem}", error.fix, f"{table}.{key}")
 
 
 def _may_be_folder(path: Path) -> bool:

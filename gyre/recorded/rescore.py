@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from gyre.harness.actor import source_folder
 from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.evaluator import EvaluationFailed, Evaluator
 from gyre.harness.left import Left
@@ -110,7 +111,7 @@ def _left(
     for row in _ended(run.reader.scan(group)):
         workspace = run.folder / "executions" / row.execution / "workspace"
         source = job.eval if row.spec.split == "eval" else job.tasks
-        task = (source.path or run.folder / "tasks" / row.spec.split) / row.spec.task
+        task = source_folder(source, run.folder / "tasks" / row.spec.split) / row.spec.task
         if not workspace.is_dir():
             lacking["workspace"] += 1
         elif not task.is_dir():

@@ -29,8 +29,7 @@ def in_fences(prompt: str, language: str) -> str:
 
 
 def make_workspace(task: Task, folder: Path) -> Path:
-    assert task.workspace is not None
-    return shutil.copytree(task.workspace, folder / "workspace")
+    return shutil.copytree((task.folder / "workspace"), folder / "workspace")
 
 
 def run_script(script: str, workspace: Path) -> str:
@@ -60,16 +59,14 @@ def test_there_are_tasks_for_two_steps_without_repetition() -> None:
 
 @each_task
 def test_prompt_shows_the_file_that_is_in_the_workspace(task: Task) -> None:
-    assert task.workspace is not None
-    code = (task.workspace / f"{task.name}.py").read_text()
+    code = ((task.folder / "workspace") / f"{task.name}.py").read_text()
     assert in_fences(task.prompt, "python") == code
 
 
 @each_task
 def test_hidden_tests_are_not_in_the_workspace(task: Task) -> None:
-    assert task.workspace is not None
     assert [path.name for path in (task.folder / "tests").glob("test_*.py")]
-    assert not list(task.workspace.rglob("test*"))
+    assert not list((task.folder / "workspace").rglob("test*"))
 
 
 @each_task

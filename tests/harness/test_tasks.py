@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from gyre.harness.task import Part
 from gyre.harness.tasks import Task, TaskOrder, TasksError, load_tasks, write_recipe
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "tasks.py"
@@ -26,8 +27,8 @@ def test_tasks_are_loaded_by_name(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("no task")
     a, b = load_tasks(tmp_path)
     assert (a.name, b.name, b.prompt) == ("a", "b", "second")
-    assert a.workspace == tmp_path / "a" / "workspace"
-    assert b.workspace is None
+    assert a.parts == (Part(tmp_path / "a" / "workspace", ""),)
+    assert b.parts == ()
 
 
 def test_a_task_without_a_prompt_is_named(tmp_path: Path) -> None:

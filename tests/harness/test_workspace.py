@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gyre.harness.workspace import WorkspaceTooLarge, copy_tree, remove_tree
+from gyre.harness.task import Part
+from gyre.harness.workspace import WorkspaceTooLarge, copy_tree, lay, remove_tree
 
 MB = 1 << 20
 
@@ -92,3 +93,23 @@ def test_a_very_deep_tree_is_removed(tmp_path: Path) -> None:
 
 def test_removing_nothing_is_no_error(tmp_path: Path) -> None:
     remove_tree(tmp_path / "nothing")
+
+
+def test_parts_are_laid_one_over_the_other(tmp_path: Path) -> None:
+    (tmp_path / "whole" / "deep").mkdir(parents=True)
+    (tmp_path / "whole" / "deep" / "a").write_text("1")
+    (tmp_path / "whole" / "b").write_text("2")
+    (tmp_path / "other").write_text("3")
+    parts = [
+        Part(tmp_path / "whole", ""),
+        Part(tmp_path / "other", "deep/a"),
+        Part(tmp_path / "whole" / "deep", "again"),
+        Part(None, "empty"),
+    ]
+    lay(parts, tmp_path / "made", 1 << 20)
+    found = {p.relative_to(tmp_path / "made").as_posix() for p in (tmp_path / "made").rglob("*")}
+    assert found == {"deep", "deep/a", "b", "again", "again/a", "empty"}
+    assert (tmp_path / "made" / "deep" / "a").read_text() == "3"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["made", "other", "whole"]
+    with pytest.raises(WorkspaceTooLarge):
+        lay(parts, tmp_path / "large", 1)

@@ -224,7 +224,7 @@ def test_what_is_for_sglang_is_nobodys_fault_with_another_engine(faults: Faults)
 def test_a_source_is_a_path_or_a_recipe(faults: Faults, tmp_path: Path, table: str) -> None:
     for name in ("config.json", "a/prompt.md"):
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "source" / name).touch()
+        (tmp_path / "source" / name).write_text("do it")
     both = [f"{table}.path=source", f"{table}.recipe=recipes.py:build"]
     neither = [f"{table}.path=", f"{table}.recipe=", "eval.every_steps=2", "eval.path=source"]
     if table == "eval":
@@ -247,6 +247,24 @@ def test_a_source_is_a_path_or_a_recipe(faults: Faults, tmp_path: Path, table: s
 )
 def test_a_task_folder_must_hold_tasks(faults: Faults, override: str, says: str) -> None:
     assert says in faults(override)["tasks.path"]
+
+
+def test_a_task_that_cannot_be_run_is_named(faults: Faults, tmp_path: Path) -> None:
+    (tmp_path / "tasks" / "second").mkdir()
+    (tmp_path / "tasks" / "second" / "task.yaml").write_text("instruction: x\nparser_name: y")
+    assert "second/task.yaml: parser_name = 'y'" in faults("tasks.path=tasks")["tasks.path"]
+
+
+def test_bundled_tasks_are_a_source(faults: Faults) -> None:
+    own = ["tasks.path=", "evaluator.command=[]", "evaluator.own=true"]
+    assert faults('tasks.bundled=["double"]', *own) == {}
+    assert "none named 'dubble'" in faults('tasks.bundled=["dubble"]', *own)["tasks.bundled"]
+    assert "both" in faults('tasks.bundled=["all"]')["tasks.bundled"]
+
+
+def test_own_evaluators_must_be_there(faults: Faults) -> None:
+    found = faults("evaluator.command=[]", "evaluator.own=true")["evaluator.own"]
+    assert "first has no evaluator of its own" in found
 
 
 @pytest.mark.parametrize(
@@ -348,7 +366,7 @@ def test_an_evaluator_is_one_thing(
 
 def test_without_an_evaluator_all_ways_are_named(faults: Faults) -> None:
     says = faults("evaluator.command=")["evaluator.command"]
-    assert "evaluator.pytest, evaluator.judge, evaluator.function or evaluator.mix" in says
+    assert "evaluator.pytest, evaluator.judge, evaluator.function, evaluator.own or evaluator.mix" in says
 
 
 JUDGE = [

@@ -25,8 +25,11 @@ _NO_DOCKER = (
 _BARE = re.compile(r"(debian|ubuntu|python)[0-9._-]*")
 # They say nothing about files, or about a process that does not run here.
 _WITHOUT_EFFECT = frozenset(["ARG", "CMD", "EXPOSE", "LABEL", "MAINTAINER", "SHELL", "STOPSIGNAL", "USER"])
-_OWN = ("/bin", "/dev", "/etc", "/gyre", "/lib", "/lib32", "/lib64", "/libx32", "/logs", "/proc", "/sbin")
-_OWN = (*_OWN, "/sys", "/tests", "/tmp", "/usr", "/var/tmp", "/home/agent")
+# A sandbox has something else there.
+_TAKEN = re.compile(
+    r"/|/(bin|dev|etc|gyre|lib|lib32|lib64|libx32|logs|orders|proc|report|sbin|sys|task|tests|tmp|usr|var/tmp"
+    r"|home/agent)(/.*)?"
+)
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +70,7 @@ class _Reader:
         if workdir is not None:
             self._workdir = self._absolute(workdir)
         found = str(self._workdir)
-        if found == "/" or any(found == own or found.startswith(f"{own}/") for own in _OWN):
+        if _TAKEN.fullmatch(found):
             problem = f"its working directory is {found}"
             raise TasksError(str(self._path), problem, "add a WORKDIR of the task's own, such as /app")
         return Image(workdir=found, parts=tuple(self._parts()), environment=self._environment)
@@ -144,7 +147,8 @@ class _Reader:
 
     def _run(self, rest: str) -> None:
         words = self._words(rest) if not rest.lstrip().startswith("[") else self._list(rest)
-        if words[:2] != ["mkdir", "-p"] or len(words) < 3 or any(set("&|;$<>`*-") & set(w) for w in words[2:]):
+        special = set("&|;$<>`*-") & set("".join(words[2:]))
+        if words[:2] != ["mkdir", "-p"] or len(words) < 3 or special:
             raise self._refused(f"RUN {rest}")
         self._placed += [(self._line, None, self._absolute(word)) for word in words[2:]]
 

@@ -131,5 +131,7 @@ def _bytes(path: Path, name: str, megabytes: int | None, words: str | int | None
         found = re.fullmatch(r"([0-9]{1,9})\s*([KMGT]?)(?:i?B)?", str(words).strip().upper())
         value = int(found[1]) * _UNITS[found[2]] if found else 0
     if value is not None and not 64 * MB <= value < 1 << 53:
-        raise TasksError(str(path), f"{key} = {words if megabytes is None else megabytes}", "write 64 MB or more")
+        raise TasksError(
+            str(path), f"{key} = {words if megabytes is None else megabytes}", "write 64 MB or more"
+        )
     return value

@@ -1,4 +1,4 @@
-"""Terminal-Bench: `task.yaml` with the instruction, `Dockerfile`, `tests/`, `run-tests.sh` that runs pytest."""
+"""Terminal-Bench: `task.yaml` with the instruction, `Dockerfile`, `tests/`, a `run-tests.sh` with pytest."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ def load(folder: Path) -> Task:
         environment=image.environment,
         timeout_s=config.max_agent_timeout_sec,
         own=Script(
-            command=("bash", f"/task/{RUN_TESTS}"),
+            command=("bash", f"/tests/{RUN_TESTS}"),
             tests=tests,
+            beside=(folder / RUN_TESTS,),
             environment={"TEST_DIR": "/tests"},
             timeout_s=config.max_test_timeout_sec,
             junit=True,

@@ -1,0 +1,2 @@
+def double(value):
+    return value * 2
