@@ -113,6 +113,8 @@ class JobTree:
             compactions=totals.compactions,
             sub_agents=totals.sub_agents,
             retries=totals.retries,
+            tool_calls=totals.tool_calls,
+            malformed_tool_calls=totals.malformed_tool_calls,
             trained_tokens=totals.trained_tokens,
             excluded_tokens=totals.excluded_tokens,
             groups_without_signal=totals.groups_without_signal,

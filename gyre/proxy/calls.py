@@ -36,6 +36,7 @@ from gyre.proxy.prompts import Prompt, encode_prompt
 from gyre.proxy.records import call_record
 from gyre.proxy.routes import Routes, Sample
 from gyre.proxy.settling import settle
+from gyre.proxy.tool_watch import ToolWatch
 from gyre.trajectory.records import UNFINISHED, CallRecord, CallRetried, RecordCall
 
 log = structlog.get_logger()
@@ -79,6 +80,7 @@ class CallDesk:
         self._by_name: dict[str, Execution] = {}
         self._closed_keys: deque[str] = deque(maxlen=_CLOSED_KEYS)
         self._sums: Counter[str] = Counter()
+        self._tools = ToolWatch(codec.tool_format)
         self._came_or_went = asyncio.Event()
 
     def open(self, opening: OpenExecution) -> str:
@@ -238,7 +240,12 @@ class CallDesk:
         )
 
         def decoded() -> tuple[DecodedAnswer, CallRecord]:
-            answer = self._codec.decode_answer(sample.token_ids, flight.call, parse_tools=request.parse_tools)
+            answer = self._codec.decode_answer(
+                sample.token_ids,
+                flight.call,
+                parse_tools=request.parse_tools,
+                tools=request.conversation.tools,
+            )
             return answer, call_record(execution.name, flight, prompt, sample, answer, started_s)
 
         try:
@@ -301,7 +308,7 @@ class CallDesk:
         self._sums.update(
             calls=1,
             reroutes=sample.reroutes,
-            tool_calls=len(answer.raw_calls),
+            tool_calls=answer.parsed,
             malformed_tool_calls=answer.malformed,
             prompt_tokens=len(prompt.ids),
             sampled_tokens=len(sample.token_ids),
@@ -313,8 +320,7 @@ class CallDesk:
             sampled_tokens=len(sample.token_ids),
             reroutes=sample.reroutes,
         )
-        if answer.malformed:
-            log.warning("malformed_tool_call", call=flight.call, text=answer.message.text[:200])
+        self._tools.answered(flight.call, flight.request, answer)
 
 
 def _digests(execution: Execution, request: CallRequest) -> list[bytes]:

@@ -33,10 +33,12 @@ class ToolFormatUnknown(ValueError):
 
 
 class DecodedAnswer(NamedTuple):
-    """Sampled ids as a message. `raw_calls` maps minted call ids to the text that was sampled."""
+    """Sampled ids as a message. `raw_calls` maps minted call ids to the text that was sampled. `parsed` and
+    `malformed` count its tool calls; of those that are malformed some are in the message too."""
 
     message: Message
     raw_calls: dict[str, str]
+    parsed: int
     malformed: int
     reasoning_tokens: int = 0
 
@@ -50,6 +52,7 @@ class Codec:
     def __init__(self, tokenizer_folder: Path, tool_format: str = "hermes") -> None:
         if tool_format not in TOOL_FORMATS:
             raise ToolFormatUnknown(tool_format)
+        self.tool_format = tool_format
         self._format: ToolFormat = TOOL_FORMATS[tool_format]
         self._tokenizer = _load_tokenizer(tokenizer_folder)
         self._template = load_chat_template(tokenizer_folder)
@@ -87,18 +90,24 @@ class Codec:
         return ids if turn_ended else [self.end_of_turn, *ids]
 
     def decode_answer(
-        self, output_ids: Sequence[int], call: str, *, parse_tools: bool = True
+        self,
+        output_ids: Sequence[int],
+        call: str,
+        *,
+        parse_tools: bool = True,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> DecodedAnswer:
-        """Sampled ids as text and tool calls, whose ids are minted from `call`, the call's id."""
+        """Sampled ids as text and tool calls, whose ids are minted from `call`, the call's id. `tools` are
+        those that were offered."""
         thought = split_reasoning(self.decode_text(output_ids), opened=self._opens_reasoning)
         answer = SampledAnswer(thought.answer, (), 0)
         if parse_tools:
-            answer = self._format.parse(thought.answer)
+            answer = self._format.parse(thought.answer, tools)
         calls: list[ToolCall] = []
         raw_calls: dict[str, str] = {}
         for index, sampled in enumerate(answer.calls):
             minted = mint_tool_call_id(call, index)
-            calls.append(ToolCall(id=minted, name=sampled.name, arguments=sampled.arguments))
+            calls.append(ToolCall(id=minted, name=sampled.name, arguments=sampled.arguments, raw=sampled.raw))
             raw_calls[minted] = sampled.raw
         message = Message(
             role="assistant",
@@ -107,7 +116,7 @@ class Codec:
             reasoning=thought.reasoning,
         )
         reasoning_tokens = 0 if thought.reasoning is None else self._reasoning_tokens(output_ids)
-        return DecodedAnswer(message, raw_calls, answer.malformed, reasoning_tokens)
+        return DecodedAnswer(message, raw_calls, answer.parsed, answer.malformed, reasoning_tokens)
 
     def live(self, *, parse_tools: bool = True) -> LiveAnswer:
         """For one answer, told while it is sampled: beginnings of what `decode_answer` says in the end."""
@@ -139,7 +148,7 @@ class Codec:
         if not self._template.shows_later_systems:
             messages = _systems_first(messages)
         if self._template.supports_tools:
-            shown = [_native(message) for message in messages]
+            shown = [self._native(message) for message in messages]
             return self._template.render(shown, tools, generation_prompt=generation_prompt)
         shown = self._without_tool_roles(messages, tools)
         return self._template.render(shown, (), generation_prompt=generation_prompt)
@@ -158,11 +167,41 @@ class Codec:
                     shown[-1]["content"] += "\n" + content
                     continue
             elif message.tool_calls:
-                calls = [self._format.write_call(call.name, call.arguments) for call in message.tool_calls]
-                content = "\n".join(part for part in (content, *calls) if part)
+                content = self._with_calls(content, message.tool_calls)
             results_open = message.role == "tool"
             shown.append({"role": "user" if results_open else message.role, "content": content})
         return self._with_described(shown, tools) if tools else shown
+
+    def _with_calls(self, content: str, calls: Sequence[ToolCall]) -> str:
+        """As the model wrote it, malformed ones too."""
+        as_sampled = [call.raw for call in calls if call.raw is not None]
+        written = "\n".join(raw for raw in as_sampled if raw)
+        if len(as_sampled) < len(calls):
+            written = self._format.write_calls([(call.name, call.arguments) for call in calls])
+        return f"{content}\n{written}" if content else written
+
+    def _native(self, message: Message) -> dict[str, Any]:
+        """As chat templates expect it: arguments as objects. A template that is given text for them may
+        refuse it, or write it as an object's: such calls are shown as text."""
+        malformed = [call for call in message.tool_calls if isinstance(call.arguments, str)]
+        content = self._with_calls(message.text, malformed) if malformed else message.text
+        shown: dict[str, Any] = {"role": message.role, "content": content}
+        if calls := [call for call in message.tool_calls if call not in malformed]:
+            shown["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in calls
+            ]
+        if message.tool_call_id is not None:
+            shown["tool_call_id"] = message.tool_call_id
+        if message.name is not None:
+            shown["name"] = message.name
+        if message.reasoning is not None:
+            shown["reasoning_content"] = message.reasoning
+        return shown
 
     def _with_described(
         self, shown: list[dict[str, Any]], tools: Sequence[dict[str, Any]]
@@ -222,23 +261,6 @@ def _systems_first(messages: Sequence[Message]) -> list[Message]:
         blocks = tuple(block for message in leading for block in message.content)
         leading = [Message(role="system", content=blocks)]
     return leading + later
-
-
-def _native(message: Message) -> dict[str, Any]:
-    """As chat templates expect it: arguments as objects."""
-    shown: dict[str, Any] = {"role": message.role, "content": message.text}
-    if message.tool_calls:
-        shown["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        shown["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        shown["name"] = message.name
-    if message.reasoning is not None:
-        shown["reasoning_content"] = message.reasoning
-    return shown
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer:

@@ -16,11 +16,13 @@ _WIRE_ID = re.compile(r".+-\d+-\d{4,}")
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """`arguments` is the parsed object, or the text as it came where that is none."""
+    """`arguments` is the parsed object, or the text as it came where that is none. `raw`: the sampled text
+    that it was read from, where it was."""
 
     id: str
     name: str
     arguments: dict[str, Any] | str
+    raw: str | None = None
 
     @property
     def arguments_json(self) -> str:
@@ -28,6 +30,15 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(self.arguments, str):
             return self.arguments
         return msgspec.json.encode(self.arguments).decode()
+
+    @property
+    def input_json(self) -> str:
+        """As an API carries them that knows objects only: text in the place where Claude Code puts such,
+        which fits no tool, so that the tool refuses it."""
+        if isinstance(self.arguments, str):
+            unparsed = {"raw": self.arguments, "len": len(self.arguments)}
+            return msgspec.json.encode({"__unparsedToolInput": unparsed}).decode()
+        return self.arguments_json
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):

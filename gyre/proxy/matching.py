@@ -91,6 +91,16 @@ class ConversationIndex:
         path_digest = _digest(self.prompt_digest(parent, new_input_ids), [output.tobytes()])
         self._nodes[call] = Node(parent, new, output, path_digest)
 
+    def as_sampled(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Tool calls as the policy wrote them, whatever the harness has made of them: known by their ids."""
+        return tuple(self._as_sampled(message) for message in messages)
+
+    def _as_sampled(self, message: Message) -> Message:
+        if not message.tool_calls:
+            return message
+        calls = tuple(self._sampled_calls.get(call.id, call) for call in message.tool_calls)
+        return msgspec.structs.replace(message, tool_calls=calls)
+
     def path_ids(self, call: str | None) -> list[int]:
         """Prompt and output of a call, as they were sent and sampled."""
         pieces: list[array[int]] = []
@@ -133,7 +143,7 @@ class ConversationIndex:
             content = tuple(text for block in content if (text := block.strip()))
         elif message.role == "system":
             content = without_billing(content)
-        calls = [self._sampled_calls.get(call.id, call) for call in message.tool_calls]
+        calls = self._as_sampled(message).tool_calls
         return [
             message.role,
             content,

@@ -58,7 +58,7 @@ class MessageEvents:
         yield from self._close()
         for call in completion.message.tool_calls:
             yield self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-            for piece in deltas(call.arguments_json):
+            for piece in deltas(call.input_json):
                 yield self._delta({"type": "input_json_delta", "partial_json": piece})
             yield self._stop()
         delta = {"stop_reason": _STOP_REASONS[completion.finish_reason], "stop_sequence": None}
@@ -129,7 +129,7 @@ def _blocks(completion: Completion) -> list[dict[str, Any]]:
     if message.text:
         blocks.append({"type": "text", "text": message.text})
     for call in message.tool_calls:
-        arguments = msgspec.Raw(call.arguments_json.encode())
+        arguments = msgspec.Raw(call.input_json.encode())
         blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
     return blocks
 

@@ -39,9 +39,10 @@ async def encode_prompt(
     characters = len(msgspec.json.encode(conversation.tools)) + sum(map(_characters, new))
 
     def encode() -> list[int]:
+        sampled = index.as_sampled(new)
         if match.node is None:
-            return codec.encode_root(new, conversation.tools)
-        return codec.encode_continuation(path, new, conversation.tools)
+            return codec.encode_root(sampled, conversation.tools)
+        return codec.encode_continuation(path, sampled, conversation.tools)
 
     try:
         inline = characters <= _ENCODE_INLINE_CHARACTERS

@@ -29,6 +29,8 @@ def call_record(
         output_message=answer.message.to_openai(),
         has_tools=bool(flight.request.conversation.tools),
         tool_calls=answer.raw_calls,
+        parsed_tool_calls=answer.parsed,
+        malformed_tool_calls=answer.malformed,
         started_s=started_s,
         finished_s=time.time(),
         reroutes=sample.reroutes,

@@ -148,7 +148,7 @@ class TrajectoryActor(Actor):
             ),
             timeout_s=ADD_GROUP_S,
         )
-        _log_group(outcome, len(group.ended) - len(planned.scores), len(planned.micro_steps))
+        _log_group(outcome, group, len(group.ended) - len(planned.scores), len(planned.micro_steps))
         await self._tell(GroupFinished(group=group.id))
 
     async def _finish_eval(self, group: Group) -> None:
@@ -215,11 +215,17 @@ def _log_execution(ended: EndedExecution) -> None:
         compactions=counts.compactions,
         sub_agents=counts.sub_agents,
         retries=counts.retries,
+        tool_calls=counts.tool_calls,
+        malformed_tool_calls=counts.malformed_tool_calls,
         detail=result.detail,
     )
+    if counts.malformed_tool_calls and not counts.tool_calls:
+        log.warning(
+            "execution_without_tool_call", execution=spec.execution, malformed=counts.malformed_tool_calls
+        )
 
 
-def _log_group(outcome: GroupOutcome, dropped: int, micro_steps: int) -> None:
+def _log_group(outcome: GroupOutcome, group: Group, dropped: int, micro_steps: int) -> None:
     if outcome.discarded:
         log.warning(
             "group_discarded",
@@ -241,4 +247,6 @@ def _log_group(outcome: GroupOutcome, dropped: int, micro_steps: int) -> None:
         without_signal=outcome.without_signal,
         trained_tokens=outcome.trained_tokens,
         excluded_tokens=outcome.excluded_tokens,
+        tool_calls=sum(ended.counts.tool_calls for ended in group.ended.values()),
+        malformed_tool_calls=sum(ended.counts.malformed_tool_calls for ended in group.ended.values()),
     )

@@ -194,6 +194,8 @@ class Book:
             compactions=self._sums.compactions + ended.counts.compactions,
             sub_agents=self._sums.sub_agents + ended.counts.sub_agents,
             retries=self._sums.retries + ended.counts.retries,
+            tool_calls=self._sums.tool_calls + ended.counts.tool_calls,
+            malformed_tool_calls=self._sums.malformed_tool_calls + ended.counts.malformed_tool_calls,
         )
 
     def saw(self, group: str) -> None:
@@ -239,6 +241,8 @@ class Book:
             compactions=self._sums.compactions,
             sub_agents=self._sums.sub_agents,
             retries=self._sums.retries,
+            tool_calls=self._sums.tool_calls,
+            malformed_tool_calls=self._sums.malformed_tool_calls,
             rewards=rewards,
             evals=tuple(evals),
             trained_tokens=sum(outcome.trained_tokens for outcome in self._outcomes.values()),

@@ -62,6 +62,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     trained_tokens: int = 0
     excluded_tokens: dict[str, int] = {}
     groups_without_signal: int = 0
+    tool_calls: int = 0
+    malformed_tool_calls: int = 0
 
 
 class GetTotals(Ask[Totals], frozen=True, kw_only=True):

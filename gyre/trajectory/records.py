@@ -26,7 +26,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     `messages` are the new messages of the request (canonical JSON) for role proofs and for people;
     `tool_calls` maps call id to raw sampled text. `finish_reason` is UNFINISHED where the call was cancelled
     or failed: the record has what was sampled until then, and no call goes on from it. `moved_at` are the
-    positions in the output at which it went on at another engine.
+    positions in the output at which it went on at another engine. `parsed_tool_calls` are well-formed; of
+    malformed ones those that name their tool are in `tool_calls` too.
     """
 
     execution: str
@@ -46,6 +47,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     reroutes: int = 0
     kv_versions: tuple[int, ...] = ()
     moved_at: tuple[int, ...] = ()
+    parsed_tool_calls: int = 0
+    malformed_tool_calls: int = 0
 
 
 class RecordCall(Ask[None], frozen=True, kw_only=True):

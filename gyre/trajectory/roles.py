@@ -47,7 +47,8 @@ class Roles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecutionCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an execution's tree consists of. `turns` are the calls of the main agent."""
+    """What an execution's tree consists of. `turns` are the calls of the main agent, `tool_calls` the
+    well-formed ones."""
 
     calls: int = 0
     sampled_tokens: int = 0
@@ -56,6 +57,8 @@ class ExecutionCounts(msgspec.Struct, frozen=True, kw_only=True):
     compactions: int = 0
     sub_agents: int = 0
     retries: int = 0
+    tool_calls: int = 0
+    malformed_tool_calls: int = 0
 
 
 def classify(tree: TrajectoryTree) -> Roles:
@@ -93,6 +96,8 @@ def count(tree: TrajectoryTree, roles: Roles, retries: int) -> ExecutionCounts:
         compactions=len(set(roles.summaries.values())),
         sub_agents=len(roles.spawns),
         retries=retries,
+        tool_calls=sum(node.parsed_tool_calls for node in tree.nodes),
+        malformed_tool_calls=sum(node.malformed_tool_calls for node in tree.nodes),
     )
 
 

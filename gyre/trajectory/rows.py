@@ -127,6 +127,8 @@ class _StoredCall(msgspec.Struct, frozen=True, array_like=True):
     reroutes: int
     kv_versions: bytes = b""
     moved_at: tuple[int, ...] = ()
+    parsed_tool_calls: int = 0
+    malformed_tool_calls: int = 0
 
 
 def encode_call(record: CallRecord) -> bytes:
@@ -149,6 +151,8 @@ def encode_call(record: CallRecord) -> bytes:
             record.reroutes,
             np.asarray(record.kv_versions, "<i4").tobytes(),
             record.moved_at,
+            record.parsed_tool_calls,
+            record.malformed_tool_calls,
         )
     )
 
@@ -173,6 +177,8 @@ def decode_call(blob: bytes) -> CallRecord:
         reroutes=stored.reroutes,
         kv_versions=tuple(np.frombuffer(stored.kv_versions, "<i4").tolist()),
         moved_at=stored.moved_at,
+        parsed_tool_calls=stored.parsed_tool_calls,
+        malformed_tool_calls=stored.malformed_tool_calls,
     )
 
 

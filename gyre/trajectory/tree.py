@@ -49,6 +49,8 @@ class Node:
     messages: tuple[dict[str, Any], ...]
     output_message: dict[str, Any]
     has_tools: bool
+    parsed_tool_calls: int
+    malformed_tool_calls: int
 
 
 class TrajectoryTree:
@@ -96,6 +98,8 @@ class TrajectoryTree:
             messages=record.messages,
             output_message=record.output_message,
             has_tools=record.has_tools,
+            parsed_tool_calls=record.parsed_tool_calls,
+            malformed_tool_calls=record.malformed_tool_calls,
         )
         self.nodes.append(node)
         self._children.append([])

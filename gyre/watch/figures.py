@@ -25,12 +25,15 @@ class _Groups(msgspec.Struct):
     scores: list[float] = []
     without_signal: int = 0
     excluded_tokens: int = 0
+    tool_calls: int = 0
+    malformed_tool_calls: int = 0
 
 
 class StepRewards:
     """A structlog processor that gives each `step` event its `reward`, the mean over the step's executions,
-    how many of its groups were without a signal and how many sampled tokens were not trained, taken from the
-    `group` events that came before it (none where a step was replayed)."""
+    how many of its groups were without a signal, how many sampled tokens were not trained and how many tool
+    calls were well-formed and malformed, taken from the `group` events that came before it (none where a step
+    was replayed)."""
 
     def __init__(self) -> None:
         self._steps: dict[int, _Groups] = {}
@@ -41,10 +44,14 @@ class StepRewards:
             groups.scores.extend(event["scores"].values())
             groups.without_signal += event.get("without_signal", False)
             groups.excluded_tokens += sum(event.get("excluded_tokens", {}).values())
+            groups.tool_calls += event.get("tool_calls", 0)
+            groups.malformed_tool_calls += event.get("malformed_tool_calls", 0)
         elif event["event"] == "step" and (groups := self._steps.pop(event["step"], _Groups())).scores:
             event["reward"] = sum(groups.scores) / len(groups.scores)
             event["groups_without_signal"] = groups.without_signal
             event["excluded_tokens"] = groups.excluded_tokens
+            event["tool_calls"] = groups.tool_calls
+            event["malformed_tool_calls"] = groups.malformed_tool_calls
         return event
 
 

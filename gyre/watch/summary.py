@@ -14,7 +14,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     where the job has no evaluation). `compactions`, `sub_agents` and `retries` are counted from the
     trajectory trees, `satellite_micro_steps` from committed contributions. `checkpoint` is a folder. Of
     sessions whose cell left rollout KV was moved, or is computed again. Of the tokens sampled for complete
-    groups `excluded_tokens` are not trained, by reason; `groups_without_signal` had equal scores."""
+    groups `excluded_tokens` are not trained, by reason; `groups_without_signal` had equal scores.
+    `tool_calls` are the well-formed ones."""
 
     name: str
     steps: int
@@ -28,6 +29,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     compactions: int
     sub_agents: int
     retries: int
+    tool_calls: int = 0
+    malformed_tool_calls: int = 0
     kv_sessions_moved: int = 0
     kv_sessions_recomputed: int = 0
     kv_sessions_rested: int = 0

@@ -37,6 +37,14 @@ class Talker(Protocol):
         """Of tool calls, by their ids."""
 
 
+def read(arguments: str) -> Any:
+    """As text where they are no JSON."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
 def _parts(kind: str, text: str | tuple[str, ...]) -> list[dict[str, str]]:
     return [{"type": kind, "text": part} for part in ((text,) if isinstance(text, str) else text)]
 
@@ -72,7 +80,7 @@ class ChatTalker:
             text=choice.message.content or "",
             reasoning=getattr(choice.message, "reasoning_content", None) or "",
             calls=[
-                (call.id, call.function.name, json.loads(call.function.arguments))
+                (call.id, call.function.name, read(call.function.arguments))
                 for call in choice.message.tool_calls or ()
             ],
             stop=choice.finish_reason,
@@ -159,7 +167,7 @@ class ResponsesTalker:
             text=answer.output_text,
             reasoning="".join(part.text for item in thoughts for part in item.summary),
             calls=[
-                (item.call_id, item.name, json.loads(item.arguments))
+                (item.call_id, item.name, read(item.arguments))
                 for item in answer.output
                 if item.type == "function_call"
             ],

@@ -87,16 +87,6 @@ async def test_a_record_that_is_not_durable_fails_the_call(one: House) -> None:
     assert (await one.totals()).failed_calls == 1
 
 
-async def test_a_malformed_tool_call_is_shown_and_counted(one: House) -> None:
-    one.script.answer = lambda prompt: '<tool_call>{"name": put}</tool_call><|im_end|>'
-    answer = await one.chat(USER, tools=[PUT])
-    assert answer["content"] == '<tool_call>{"name": put}</tool_call>'
-    assert "tool_calls" not in answer
-    assert (await one.totals()).malformed_tool_calls == 1
-    await one.chat(USER, answer, USER, tools=[PUT])
-    assert one.kept.records[1].parent == one.kept.records[0].call
-
-
 async def test_a_length_limit_is_told_and_the_turn_goes_on(one: House) -> None:
     _, answer = await one.post(CHAT | {"max_tokens": 1})
     assert answer["choices"][0]["finish_reason"] == "length"

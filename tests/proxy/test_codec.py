@@ -268,6 +268,7 @@ def test_where_a_template_shows_them_later_system_messages_stay(codec: Codec, ch
 
 def test_an_unknown_tool_format_is_refused(chatml_folder: Path) -> None:
     with pytest.raises(
-        ToolFormatUnknown, match=r"harness\.proxy\.tool_format = 'xml'.*allowed: hermes, plain"
+        ToolFormatUnknown,
+        match=r"harness\.proxy\.tool_format = 'xml'.*allowed: hermes, llama, plain, qwen",
     ):
         Codec(chatml_folder, "xml")

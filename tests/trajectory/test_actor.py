@@ -261,6 +261,27 @@ async def test_what_an_execution_was_is_told_in_one_event_and_in_the_totals(path
     assert (totals.executions, totals.calls, totals.sampled_tokens) == (1, 5, 6)
 
 
+@pytest.mark.parametrize("parsed", [0, 1])
+async def test_an_execution_none_of_whose_tool_calls_is_well_formed_is_told(path: Path, parsed: int) -> None:
+    """Malformed calls grew unseen until the policy collapsed (verl#6252)."""
+    with structlog.testing.capture_logs() as logs:
+        async with running(path) as room:
+            await room.open("g000000.00")
+            await room.call("a", malformed_tool_calls=2)
+            await room.call("b", "a", parsed_tool_calls=parsed)
+            await room.end("g000000.00", 1.0)
+            await room.run("g000000.01", 0.0)
+            await room.sent(AddGroup)
+            await room.sent(GroupFinished)
+            totals = await room.ref.ask(GetTotals())
+    assert (totals.tool_calls, totals.malformed_tool_calls) == (parsed, 2)
+    found = {log["event"]: log for log in logs if log.get("execution") != "g000000.01"}
+    for event in ("execution_finished", "group"):
+        counts = (found[event]["tool_calls"], found[event]["malformed_tool_calls"])
+        assert counts == (parsed, 2)
+    assert ("execution_without_tool_call" in found) == (parsed == 0)
+
+
 async def test_an_end_said_twice_is_counted_once(path: Path) -> None:
     async with running(path) as room:
         await room.open("g000000.00")

@@ -14,6 +14,8 @@ def test_a_call_comes_back_as_it_was() -> None:
         tool_calls={"t1": "<tool_call>raw</tool_call>"},
         reroutes=2,
         moved_at=(0, 1),
+        parsed_tool_calls=3,
+        malformed_tool_calls=4,
         kv_versions=(2, 3),
     )
     assert decode_call(encode_call(call)) == call

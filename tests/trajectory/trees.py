@@ -25,6 +25,8 @@ def record(
     has_tools: bool = True,
     finish_reason: str = "stop",
     moved_at: tuple[int, ...] = (),
+    parsed_tool_calls: int = 0,
+    malformed_tool_calls: int = 0,
 ) -> CallRecord:
     return CallRecord(
         execution=execution,
@@ -36,6 +38,8 @@ def record(
         versions=(version,) * len(out),
         finish_reason=finish_reason,
         moved_at=moved_at,
+        parsed_tool_calls=parsed_tool_calls,
+        malformed_tool_calls=malformed_tool_calls,
         messages=tuple(messages),
         output_message=output or says(""),
         has_tools=has_tools,

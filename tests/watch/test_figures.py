@@ -41,6 +41,7 @@ def test_a_step_tells_what_of_its_groups_was_not_trained() -> None:
     rewards = StepRewards()
     for signal, excluded in ((False, {"not_drawn": 5, "stale": 1}), (True, {"zero_advantage": 4})):
         group = event("group", step=0, scores={"x": 1.0}, without_signal=signal, excluded_tokens=excluded)
-        rewards(None, "info", group)
+        rewards(None, "info", group | {"tool_calls": 3, "malformed_tool_calls": 1})
     step = rewards(None, "info", event("step", step=0))
     assert (step["groups_without_signal"], step["excluded_tokens"]) == (1, 10)
+    assert (step["tool_calls"], step["malformed_tool_calls"]) == (6, 2)
