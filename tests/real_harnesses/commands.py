@@ -34,10 +34,10 @@ class Harness:
         )
 
 
-CLAUDE_CODE = Harness(name="claude-code", program=BIN / "claude")
-CODEX = Harness(name="codex", program=BIN / "codex")
-QWEN_CODE = Harness(name="qwen-code", program=BIN / "qwen")
-OPENCODE = Harness(name="opencode", program=BIN / "opencode")
+CLAUDE_CODE = Harness(name="claude-code", program=BIN / "claude", prompt_tokens=26_000)
+CODEX = Harness(name="codex", program=BIN / "codex", prompt_tokens=12_000)
+QWEN_CODE = Harness(name="qwen-code", program=BIN / "qwen", prompt_tokens=24_500)
+OPENCODE = Harness(name="opencode", program=BIN / "opencode", prompt_tokens=9_500)
 MINI = Harness(name="mini-swe-agent", program=None)
 
 HARNESSES = (CLAUDE_CODE, CODEX, QWEN_CODE, OPENCODE, MINI)
