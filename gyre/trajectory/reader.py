@@ -180,7 +180,9 @@ class JournalReader:
 
     def _rows(self, sql: str, *parameters: object) -> Iterator[tuple[bytes, ...]]:
         try:
-            yield from self._connection.execute(sql, parameters)
+            # `yield from` would close the cursor of who reads no further, which fails once this is closed.
+            for row in self._connection.execute(sql, parameters):  # noqa: UP028
+                yield row
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise corrupt(self.path, str(error)) from error
 

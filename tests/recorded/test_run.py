@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import socket
@@ -137,6 +138,16 @@ def test_one_execution_is_read_without_the_others(tmp_path: Path) -> None:
         assert run.recorded(row).trained_tokens == 6
         found = list(run.each())
     assert [isinstance(one, DamagedRow) for one in found] == [False, True]
+
+
+def test_who_reads_no_further_may_end_after_the_run_is_closed(tmp_path: Path) -> None:
+    """It was an error that nobody could catch, in whatever was running when it was collected."""
+    folder = write_run(tmp_path, group_of("g000000", [1.0, 0.0], [tidy(f"g000000.0{n}") for n in range(2)]))
+    with RecordedRun(folder) as run:
+        rows = run.each()
+        next(rows)
+    del rows  # what it raises is made an error by pytest
+    gc.collect()
 
 
 def test_the_state_of_a_run_is_that_of_its_process(tmp_path: Path) -> None:
