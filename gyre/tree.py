@@ -30,7 +30,8 @@ from gyre.cell.worker_messages import CellSetup
 from gyre.cluster import listen, root_node
 from gyre.harness.actor import HarnessActor, HarnessActorConfig
 from gyre.job import Job
-from gyre.proxy.actor import ProxyActor, ProxyActorConfig
+from gyre.proxy.actor import ProxyActorConfig
+from gyre.proxy.keeper import ProxyKeeper
 from gyre.proxy.messages import GetProxyTotals
 from gyre.schedule import PolicyConfig, WaterlevelActor, WaterlevelActorConfig
 from gyre.schedule.messages import Connect, Drain, GetSchedule, ScheduleStatus, WaitFinished
@@ -167,7 +168,10 @@ class JobTree:
         await self._trajectory.ask(SetWaterlevel(ref=self._waterlevel))
         window_tokens = _window_tokens(job, folder)
         proxy_config = _proxy(job, folder, window_tokens, self._sockets / "proxy" / "proxy.sock")
-        self._proxy = await self._spawn("proxy", partial(ProxyActor, proxy_config, self._trajectory))
+        log_path = job.run_dir / "logs" / "proxy.log"
+        self._proxy = await self._spawn(
+            "proxy", partial(ProxyKeeper, proxy_config, self._trajectory, log_path)
+        )
         harness_config = HarnessActorConfig(
             harness=job.harness,
             tasks=job.tasks,

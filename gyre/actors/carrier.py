@@ -86,7 +86,7 @@ class OsCarrier:
                 return await self._fork(boot, environment)
             except NotForked as error:
                 log.info("not_forked", process=boot.name, reason=str(error))
-        return ExecutedProcess(self._node.loop, boot, environment, self._output.fd)
+        return ExecutedProcess(self._node.loop, boot, environment, self._output.fd, self._spec.inherits)
 
     async def _fork(self, boot: Boot, environment: dict[str, str]) -> OsProcess:
         request = ForkRequest(

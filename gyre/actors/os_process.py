@@ -48,10 +48,16 @@ class ExecutedProcess:
     """A new interpreter, watched by its pidfd."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, boot: Boot, environment: Mapping[str, str], output: int
+        self,
+        loop: asyncio.AbstractEventLoop,
+        boot: Boot,
+        environment: Mapping[str, str],
+        output: int,
+        inherits: Sequence[int] = (),
     ) -> None:
         self._loop = loop
-        self._process = start_python(["gyre.actors.child", boot.name], boot, environment, output)
+        module = ["gyre.actors.child", boot.name]
+        self._process = start_python(module, boot, environment, output, inherits)
         self.pid = self._process.pid
         self.exit: asyncio.Future[int | None] = loop.create_future()
         self._pidfd = os.pidfd_open(self.pid)

@@ -58,6 +58,8 @@ class ProcessSpec:
     and `log_path` written there. It is supervised all the same, and restarted where it ran; but when the
     node is gone it is not restarted, and as with a temporary one who monitors it decides what comes next.
     `former_lives`: how many lives this name has had elsewhere; incarnations go on from there.
+    `inherits`: descriptors of this process that each life has too, under the same numbers; such a process is
+    never forked, and of this machine.
     """
 
     name: str
@@ -72,6 +74,7 @@ class ProcessSpec:
     fork: bool = False
     node: Ref | None = None
     former_lives: int = 0
+    inherits: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self.name)
@@ -81,6 +84,8 @@ class ProcessSpec:
         if module == "__main__":
             fix = "write it into a module, which the other process can import"
             raise ValueError(f"{self.actor!r} is of this script or notebook: {fix}")
+        if self.inherits and (self.fork or self.node is not None):
+            raise ValueError(f"{self.name}: what inherits descriptors is neither forked nor elsewhere")
 
 
 Spec = ChildSpec | ProcessSpec

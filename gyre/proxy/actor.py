@@ -29,6 +29,7 @@ from gyre.proxy.messages import (
 )
 from gyre.proxy.routes import Routes
 from gyre.proxy.server import ProxyServer
+from gyre.proxy.sockets import ListeningSockets
 from gyre.schedule.messages import CallsInFlight, CloseRoute, OpenRoute, RouteClosed, WatchCalls
 
 log = structlog.get_logger()
@@ -50,20 +51,33 @@ class ProxyActorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProxyActor(Actor):
-    """Starts when it listens. Raises CannotListen, ToolFormatUnknown, TemplateUnusable."""
+    """Starts when it listens, at `sockets` where it is given some. Raises CannotListen, ToolFormatUnknown,
+    TemplateUnusable."""
 
-    def __init__(self, config: ProxyActorConfig, trajectory: Ref) -> None:
+    def __init__(
+        self, config: ProxyActorConfig, trajectory: Ref, sockets: ListeningSockets | None = None
+    ) -> None:
         self._config = config
+        self._sockets = sockets
         self._trajectory = trajectory
         self._routes = Routes(config.proxy.wait_s, config.proxy.kv_budget_s, kv_rests=config.kv_rests)
-        self._desk: CallDesk
+        self.desk: CallDesk
         self._server: ProxyServer | None = None
         self._base_url = ""
 
     async def started(self) -> None:
+        await self.prepare()
+        await self.serve()
+        log.info("proxy_listening", base_url=self._base_url, unix_socket=str(self._config.unix_socket or ""))
+
+    async def prepare(self) -> None:
+        """All but to take calls."""
         config = self._config
+        if self._sockets is None:
+            self._sockets = await ListeningSockets.open(config.proxy, config.unix_socket)
+        self._base_url = self._sockets.base_url
         codec = await asyncio.to_thread(Codec, config.tokenizer, config.proxy.tool_format)
-        self._desk = CallDesk(
+        self.desk = CallDesk(
             codec=codec,
             routes=self._routes,
             trajectory=self._trajectory,
@@ -71,33 +85,43 @@ class ProxyActor(Actor):
             sampling=config.sampling,
             window_tokens=config.window_tokens,
             model_name=config.model_name,
+            delivered=self.delivered,
         )
         messages = Messages()
-        server = ProxyServer(
+        self._server = ProxyServer(
             config.proxy,
-            self._desk,
+            self.desk,
             [ChatCompletions(), Responses(), messages],
             [CountTokens(), InputTokens()],
             messages,
             config.model_name,
         )
-        self._server = server
-        self._base_url = await server.start(config.unix_socket)
-        log.info("proxy_listening", base_url=self._base_url, unix_socket=str(config.unix_socket or ""))
+
+    async def serve(self) -> None:
+        """From now on it takes calls."""
+        assert self._server is not None and self._sockets is not None
+        await self._server.start(self._sockets)
+
+    async def delivered(self, execution: str, call: str) -> None:
+        """The answer has reached the harness."""
 
     async def stopping(self) -> None:
         if self._server is not None:
             await self._server.stop()
+        if self._sockets is not None:
+            self._sockets.close()
 
     def summary(self) -> Mapping[str, Any]:
         if self._server is None:
             return {}
-        return {"base_url": self._base_url, **msgspec.structs.asdict(self._desk.totals())}
+        return {"base_url": self._base_url, **msgspec.structs.asdict(self.desk.totals())}
 
     @handles(OpenExecution)
     async def open_execution(self, message: OpenExecution) -> ExecutionAccess:
-        key = self._desk.open(message)
-        return ExecutionAccess(base_url=self._base_url, key=key, unix_socket=self._config.unix_socket)
+        execution = self.desk.open(message)
+        return ExecutionAccess(
+            base_url=self._base_url, key=execution.key, unix_socket=self._config.unix_socket
+        )
 
     @handles(GetBaseUrl)
     async def base_url(self, message: GetBaseUrl) -> str:
@@ -105,7 +129,7 @@ class ProxyActor(Actor):
 
     @handles(CloseExecution, concurrent=True)
     async def close_execution(self, message: CloseExecution) -> None:
-        await self._desk.close(message.execution)
+        await self.desk.close(message.execution)
 
     @handles(OpenRoute)
     async def open_route(self, message: OpenRoute) -> None:
@@ -137,10 +161,10 @@ class ProxyActor(Actor):
 
     @handles(WatchCalls)
     async def watch_calls(self, message: WatchCalls) -> AsyncIterator[CallsInFlight]:
-        async with aclosing(self._desk.in_flight()) as counts:
+        async with aclosing(self.desk.in_flight()) as counts:
             async for calls in counts:
                 yield CallsInFlight(calls=calls)
 
     @handles(GetProxyTotals)
     async def totals(self, message: GetProxyTotals) -> ProxyTotals:
-        return self._desk.totals()
+        return self.desk.totals()

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -21,6 +21,7 @@ from gyre.proxy.conversation import (
     CallError,
     CallRequest,
     Completion,
+    Message,
     Opening,
     bad_request,
     execution_closed,
@@ -68,6 +69,7 @@ class CallDesk:
         sampling: SamplingParams,
         window_tokens: int,
         model_name: str,
+        delivered: Callable[[str, str], Awaitable[None]],
     ) -> None:
         self._codec = codec
         self._routes = routes
@@ -75,7 +77,8 @@ class CallDesk:
         self._run = run
         self._sampling = msgspec.structs.replace(sampling, stop_token_ids=codec.stop_token_ids)
         self._window_tokens = window_tokens
-        self._model_name = model_name
+        self.model_name = model_name
+        self._delivered = delivered
         self._by_key: dict[str, Execution] = {}
         self._by_name: dict[str, Execution] = {}
         self._closed_keys: deque[str] = deque(maxlen=_CLOSED_KEYS)
@@ -83,14 +86,18 @@ class CallDesk:
         self._tools = ToolWatch(codec.tool_format)
         self._came_or_went = asyncio.Event()
 
-    def open(self, opening: OpenExecution) -> str:
-        """Returns the execution's key."""
+    def open(self, opening: OpenExecution) -> Execution:
+        """Its key is that of `opening`, or a new one."""
         name = opening.execution
         self._shut(name)
-        key = f"gyre-{secrets.token_urlsafe(24)}"
+        key = opening.key or f"gyre-{secrets.token_urlsafe(24)}"
         execution = Execution(name, opening.attempt, key, opening.refill, opening.compactions)
         self._by_name[name] = self._by_key[execution.key] = execution
-        return execution.key
+        return execution
+
+    def close_keys(self, keys: Iterable[str]) -> None:
+        """They were those of executions that have ended."""
+        self._closed_keys.extend(keys)
 
     async def close(self, name: str) -> None:
         """The key dies; what is in flight is cancelled, and what was sampled for it recorded."""
@@ -156,6 +163,10 @@ class CallDesk:
         """For telling its answer while that is sampled."""
         return self._codec.live(parse_tools=request.parse_tools)
 
+    def reasoning_tokens(self, output_ids: Sequence[int], answer: Message) -> int:
+        """How many of an answer's tokens were thought."""
+        return 0 if answer.reasoning is None else self._codec.reasoning_tokens(output_ids)
+
     async def count_tokens(self, execution: Execution, request: CallRequest) -> int:
         """How long the prompt of such a call would be. Raises CallError."""
         digests = _digests(execution, request)
@@ -165,6 +176,7 @@ class CallDesk:
     async def delivered(self, execution: Execution, flight: Flight) -> None:
         """The answer reached a client."""
         execution.forget(flight)
+        await self._delivered(execution.name, flight.call)
         if flight.repeated and not execution.closed:
             self._sums["retries"] += 1
             log.info("call_retried", execution=execution.name, call=flight.call)
@@ -234,7 +246,7 @@ class CallDesk:
         sample = flight.sample
         flight.prompt = Opening(
             call=flight.call,
-            model=request.model or self._model_name,
+            model=request.model or self.model_name,
             created_s=int(started_s),
             prompt_tokens=len(prompt.ids),
         )
@@ -272,7 +284,7 @@ class CallDesk:
         return Completion(
             **msgspec.structs.asdict(flight.opening),
             message=answer.message,
-            finish_reason=_finish_reason(sample, answer),
+            finish_reason=finish_reason(sample.finish_reason, answer.message),
             completion_tokens=len(sample.token_ids),
             reasoning_tokens=answer.reasoning_tokens,
         )
@@ -330,7 +342,8 @@ def _digests(execution: Execution, request: CallRequest) -> list[bytes]:
         raise bad_request("the body is nested too deeply") from None
 
 
-def _finish_reason(sample: Sample, answer: DecodedAnswer) -> AnswerReason:
-    if sample.finish_reason == "length":
+def finish_reason(sampled: str, answer: Message) -> AnswerReason:
+    """How an answer ended, whose sampling ended so."""
+    if sampled == "length":
         return "length"
-    return "tool_calls" if answer.message.tool_calls else "stop"
+    return "tool_calls" if answer.tool_calls else "stop"

@@ -115,7 +115,7 @@ class Codec:
             tool_calls=tuple(calls),
             reasoning=thought.reasoning,
         )
-        reasoning_tokens = 0 if thought.reasoning is None else self._reasoning_tokens(output_ids)
+        reasoning_tokens = 0 if thought.reasoning is None else self.reasoning_tokens(output_ids)
         return DecodedAnswer(message, raw_calls, answer.parsed, answer.malformed, reasoning_tokens)
 
     def live(self, *, parse_tools: bool = True) -> LiveAnswer:
@@ -130,7 +130,7 @@ class Codec:
             [token for token in output_ids if token not in self._hidden], skip_special_tokens=False
         )
 
-    def _reasoning_tokens(self, output_ids: Sequence[int]) -> int:
+    def reasoning_tokens(self, output_ids: Sequence[int]) -> int:
         """How many there are up to the closing tag; all where it is not reached."""
         closing = self._tokenizer.token_to_id(CLOSE)
         if closing is not None and closing in output_ids:

@@ -17,6 +17,8 @@ from gyre.trajectory.records import CallRecord, call_name
 
 # A harness that hangs up and asks again can be heard in the wrong order: its new connection first.
 _HANG_UP_GRACE_S = 0.05
+# More than an execution has calls in flight.
+_NAMES_OF_A_LIFE = 1000
 
 
 class Flight:
@@ -89,12 +91,23 @@ class Execution:
         self.compactions = Compactions(name, compactions)
         self.prompts: Counter[bytes] = Counter()
         self._flights: dict[bytes, list[Flight]] = {}
+        self._undelivered: dict[bytes, list[Completion]] = {}
         self._calls = 0
         self._hung_up = asyncio.Event()
 
     @property
     def flights(self) -> list[Flight]:
         return [flight for flights in self._flights.values() for flight in flights]
+
+    def has_made(self, call: str) -> None:
+        """Calls that are made from now on have other names than this one and those that were in flight with
+        it, of which nothing is known."""
+        made = int(call.rpartition("-")[2])
+        self._calls = max(self._calls, (made // _NAMES_OF_A_LIFE + 1) * _NAMES_OF_A_LIFE)
+
+    def keep_undelivered(self, key: bytes, completion: Completion) -> None:
+        """Who asks this gets that answer, once."""
+        self._undelivered.setdefault(key, []).append(completion)
 
     def begin(self, request: CallRequest, digests: list[bytes]) -> Flight:
         """A new call."""
@@ -108,6 +121,8 @@ class Execution:
         """The call whose answer reached nobody and which this request asks for again. Where the same is
         asked by a client that still waits, it is another call: two sub-agents may begin alike."""
         key = repetition_key(request, digests[-1])
+        if completions := self._undelivered.get(key):
+            return self._redelivered(completions.pop(0), request, digests, key)
         with suppress(TimeoutError):
             async with asyncio.timeout(_HANG_UP_GRACE_S):
                 while flights := self._flights.get(key):
@@ -117,6 +132,14 @@ class Execution:
                             return flight
                     await self._hung_up.wait()
         return None
+
+    def _redelivered(
+        self, completion: Completion, request: CallRequest, digests: list[bytes], key: bytes
+    ) -> Flight:
+        flight = Flight(completion.call, request, digests, key)
+        flight.done.set_result(completion)
+        self._flights.setdefault(key, []).append(flight)
+        return flight
 
     def hung_up(self, flight: Flight) -> None:
         """A client of it is gone before it had the answer."""

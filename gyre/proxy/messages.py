@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from gyre.actors import Ask
+from gyre.actors import Ask, Tell
 
 
 class ExecutionAccess(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,12 +29,13 @@ class CompactionLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 class OpenExecution(Ask[ExecutionAccess], frozen=True, kw_only=True):
     """An attempt at an execution begins. An earlier attempt that is still open ends: its key dies. Attempts
-    of one `refill` draw alike."""
+    of one `refill` draw alike. Its key is `key`, a new one where that is empty."""
 
     execution: str
     attempt: int
     refill: int = 0
     compactions: CompactionLimit | None = None
+    key: str = ""
 
 
 class CloseExecution(Ask[None], frozen=True, kw_only=True):
@@ -67,6 +69,42 @@ class ProxyTotals(msgspec.Struct, frozen=True, kw_only=True):
     kv_sessions_rested: int = 0
     kv_bytes_moved: int = 0
     kv_move_s: float = 0.0
+
+
+def added_totals(one: ProxyTotals, other: ProxyTotals) -> ProxyTotals:
+    """Of two lives."""
+    names = ProxyTotals.__struct_fields__
+    return ProxyTotals(**{name: getattr(one, name) + getattr(other, name) for name in names})
+
+
+class RestoreExecution(Ask[None], frozen=True, kw_only=True):
+    """The keeper to a proxy's next life: an execution that is open. Of its calls those `delivered` have
+    reached the harness."""
+
+    opening: OpenExecution
+    delivered: tuple[str, ...]
+
+
+class RestoreKeys(Ask[None], frozen=True, kw_only=True):
+    """The last of them: keys that are dead. Answered when the proxy takes calls."""
+
+    closed: tuple[str, ...]
+
+
+class CallDelivered(Tell, frozen=True, kw_only=True):
+    """A proxy to its keeper: the answer has reached the harness; totals now."""
+
+    execution: str
+    call: str
+    totals: ProxyTotals
+
+
+class Happened(Tell, frozen=True, kw_only=True):
+    """A proxy to its keeper: it has logged this."""
+
+    level: str
+    event: str
+    fields: dict[str, Any]
 
 
 class GetProxyTotals(Ask[ProxyTotals], frozen=True, kw_only=True):

@@ -35,4 +35,7 @@ def call_record(
         finished_s=time.time(),
         reroutes=sample.reroutes,
         moved_at=tuple(sample.moved_at),
+        digest=flight.digests[-1],
+        request_key=flight.key,
+        cached_tokens=sample.cached_tokens,
     )

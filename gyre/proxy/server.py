@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+import socket
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 import structlog
 from aiohttp import web
@@ -17,24 +16,16 @@ from gyre.proxy.config import ProxyConfig
 from gyre.proxy.conversation import CallError, CallRequest, bad_request, internal
 from gyre.proxy.executions import Execution
 from gyre.proxy.models import listed_model, listed_models, speaks_anthropic
+from gyre.proxy.sockets import BACKLOG, ListeningSockets
 from gyre.proxy.telling import Telling
 
 log = structlog.get_logger()
 
-_LONGEST_SOCKET_PATH = 107
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class CannotListen(OSError):
-    """The proxy's address cannot be had."""
-
-    def __init__(self, address: str, reason: str) -> None:
-        super().__init__(f"the proxy cannot listen on {address}: {reason}")
-        self.address = address
-
-
 class ProxyServer:
-    """Serves `apis` and `counters` from `desk`, on TCP and where asked on a unix socket too. An error at a
+    """Serves `apis` and `counters` from `desk`. An error at a
     path of none is in the shape of `messages` where an Anthropic client asks, else of the first API."""
 
     def __init__(
@@ -49,7 +40,6 @@ class ProxyServer:
         self._config = config
         self._desk = desk
         self._model_name = model_name
-        self._unix_socket: Path | None = None
         self._default_speech: Speech = apis[0]
         self._messages = messages
         self._api_of_path = {api.path: api for api in apis}
@@ -68,35 +58,16 @@ class ProxyServer:
             app, access_log=None, handle_signals=False, handler_cancellation=True, shutdown_timeout=1.0
         )
 
-    async def start(self, unix_socket: Path | None) -> str:
-        """Returns the base URL. Raises CannotListen."""
+    async def start(self, sockets: ListeningSockets) -> None:
+        """Takes calls at them."""
         await self._runner.setup()
-        host, port = self._config.host, self._config.port
-        try:
-            await web.TCPSite(self._runner, host, port).start()
-        except OSError as error:
-            raise CannotListen(f"{host}:{port}", _why_not(error)) from error
-        bound_port = self._runner.addresses[0][1]
-        if unix_socket is not None:
-            await self._listen_on(unix_socket)
-        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-        return f"http://{shown}:{bound_port}/v1"
+        await web.SockSite(self._runner, sockets.tcp, backlog=BACKLOG).start()
+        if sockets.unix is not None:
+            await _UnixSite(self._runner, sockets.unix).start()
 
     async def stop(self) -> None:
-        """Closes the ports, then the connections."""
+        """Takes no more, then closes the connections."""
         await self._runner.cleanup()
-        if self._unix_socket is not None:
-            self._unix_socket.unlink(missing_ok=True)
-
-    async def _listen_on(self, path: Path) -> None:
-        if len(str(path).encode()) > _LONGEST_SOCKET_PATH:
-            raise CannotListen(str(path), f"a socket's path has at most {_LONGEST_SOCKET_PATH} bytes")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            await web.UnixSite(self._runner, str(path)).start()
-        except OSError as error:
-            raise CannotListen(str(path), str(error)) from error
-        self._unix_socket = path
 
     @web.middleware
     async def _errors_as_json(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -191,7 +162,20 @@ async def _read(request: web.Request) -> bytes:
         raise bad_request(f"the body cannot be read: {error}") from error
 
 
-def _why_not(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "the port is in use; set harness.proxy.port to another one, or to 0 for a free one"
-    return f"{error.strerror or error} (harness.proxy.host, harness.proxy.port)"
+class _UnixSite(web.BaseSite):
+    """At a unix socket that listens already: aiohttp has one for paths only."""
+
+    def __init__(self, runner: web.AppRunner, listening: socket.socket) -> None:
+        super().__init__(runner, backlog=BACKLOG)
+        self._listening = listening
+
+    @property
+    def name(self) -> str:
+        return f"http://unix:{self._listening.getsockname()}:"
+
+    async def start(self) -> None:
+        await super().start()
+        server = self._runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(server, sock=self._listening, backlog=BACKLOG)

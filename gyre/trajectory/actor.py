@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
@@ -15,10 +15,19 @@ from gyre.trajectory.book import Book, ExecutionError, Group, group_number, mean
 from gyre.trajectory.config import SamplingConfig
 from gyre.trajectory.journal import Journal
 from gyre.trajectory.ledger import Ledger
-from gyre.trajectory.messages import AddGroup, GetResume, GetTotals, ResumeState, SetWaterlevel, Totals
+from gyre.trajectory.messages import (
+    AddGroup,
+    GetCalls,
+    GetResume,
+    GetTotals,
+    ResumeState,
+    SetWaterlevel,
+    Totals,
+)
 from gyre.trajectory.pack import PlannedGroup, plan_group
 from gyre.trajectory.reader import JournalReader
 from gyre.trajectory.records import (
+    CallRecord,
     CallRetried,
     ExecutionEnded,
     ExecutionOpened,
@@ -88,6 +97,11 @@ class TrajectoryActor(Actor):
         if tokens := self._book.sampled(message):
             await self._journal.write(Undelivered(execution=message.execution, tokens=tokens))
 
+    @handles(GetCalls)
+    async def calls(self, message: GetCalls) -> AsyncIterator[CallRecord]:
+        for record in await asyncio.to_thread(self._read_calls, message.execution):
+            yield record
+
     @handles(CallRetried, concurrent=True)
     async def retried(self, message: CallRetried) -> None:
         if self._book.retried(message.execution):
@@ -113,6 +127,10 @@ class TrajectoryActor(Actor):
     @handles(GetResume)
     async def resume(self, message: GetResume) -> ResumeState:
         return self._book.resume_state()
+
+    def _read_calls(self, execution: str) -> list[CallRecord]:
+        with JournalReader(self._journal.path) as reader:
+            return reader.calls(execution)
 
     async def _close(self, ended: EndedExecution) -> None:
         await self._journal.write(ended)

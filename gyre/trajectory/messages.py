@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from gyre.actors import Ask, Ref
+from gyre.actors import Ask, Ref, Stream
 from gyre.loss.microstep import MicroStep
+from gyre.trajectory.records import CallRecord
 
 
 class AddGroup(Ask[None], frozen=True, kw_only=True):
@@ -68,6 +69,13 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 class GetTotals(Ask[Totals], frozen=True, kw_only=True):
     """To the TrajectoryActor."""
+
+
+class GetCalls(Stream[CallRecord], frozen=True, kw_only=True):
+    """To the TrajectoryActor: those of an execution's attempt that are durable, in the order they were
+    recorded."""
+
+    execution: str
 
 
 class IncompleteGroup(msgspec.Struct, frozen=True, kw_only=True):

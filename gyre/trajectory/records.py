@@ -27,7 +27,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     `tool_calls` maps call id to raw sampled text. `finish_reason` is UNFINISHED where the call was cancelled
     or failed: the record has what was sampled until then, and no call goes on from it. `moved_at` are the
     positions in the output at which it went on at another engine. `parsed_tool_calls` are well-formed; of
-    malformed ones those that name their tool are in `tool_calls` too.
+    malformed ones those that name their tool are in `tool_calls` too. `digest` is of the conversation,
+    `request_key` of all that was asked: a proxy that starts anew knows by them what it has answered.
     """
 
     execution: str
@@ -49,6 +50,9 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     moved_at: tuple[int, ...] = ()
     parsed_tool_calls: int = 0
     malformed_tool_calls: int = 0
+    digest: bytes = b""
+    request_key: bytes = b""
+    cached_tokens: int = 0
 
 
 class RecordCall(Ask[None], frozen=True, kw_only=True):

@@ -129,6 +129,9 @@ class _StoredCall(msgspec.Struct, frozen=True, array_like=True):
     moved_at: tuple[int, ...] = ()
     parsed_tool_calls: int = 0
     malformed_tool_calls: int = 0
+    digest: bytes = b""
+    request_key: bytes = b""
+    cached_tokens: int = 0
 
 
 def encode_call(record: CallRecord) -> bytes:
@@ -153,6 +156,9 @@ def encode_call(record: CallRecord) -> bytes:
             record.moved_at,
             record.parsed_tool_calls,
             record.malformed_tool_calls,
+            record.digest,
+            record.request_key,
+            record.cached_tokens,
         )
     )
 
@@ -179,6 +185,9 @@ def decode_call(blob: bytes) -> CallRecord:
         moved_at=stored.moved_at,
         parsed_tool_calls=stored.parsed_tool_calls,
         malformed_tool_calls=stored.malformed_tool_calls,
+        digest=stored.digest,
+        request_key=stored.request_key,
+        cached_tokens=stored.cached_tokens,
     )
 
 
