@@ -101,7 +101,12 @@ async def kept(folder: Path, tmp_path: Path, logs: list[Any], trajectory: ChildS
         model_name="m",
         unix_socket=tmp_path / "proxy.sock",
     )
-    async with Node(name="test", where=str(tmp_path)) as node, aiohttp.ClientSession() as http:
+    # No connection outlives the proxy that took it.
+    connector = aiohttp.TCPConnector(force_close=True, limit=0)
+    async with (
+        Node(name="test", where=str(tmp_path)) as node,
+        aiohttp.ClientSession(connector=connector) as http,
+    ):
         records = await node.spawn(trajectory)
         engine = await node.spawn(ChildSpec(name="engine", start=lambda: ScriptedEngine("cell0", 0, script)))
         start = partial(ProxyKeeper, config, records, tmp_path / "proxy.log")

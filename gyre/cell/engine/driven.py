@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
@@ -365,7 +366,8 @@ class DrivenEngine:
             tokens=list(prompt),
             end_tokens=min(request.prompt_tokens + request.sampling.max_new_tokens, self._window_tokens),
             stop_ids=eos.union(request.sampling.stop_token_ids),
-            chunked_at_s=self._clock(),
+            # The first token leaves at once: somebody waits for it.
+            chunked_at_s=-math.inf,
         )
 
     async def _on_lane(self, work: Callable[[], R]) -> R:

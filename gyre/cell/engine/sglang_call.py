@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator
 
@@ -33,7 +34,8 @@ class Call:
         self.over_at_server = False
         self._stop_ids = stop_ids
         self._interval_s = chunk_interval_s
-        self._told_at_s = time.monotonic()
+        # The first token leaves at once: somebody waits for it.
+        self._told_at_s = -math.inf
         self._pieces: list[Piece] = []
         self._news = asyncio.Event()
         self._held = False
