@@ -26,6 +26,7 @@ def test_all_actors_of_all_processes_are_seen(waited: Waited) -> None:
         "queue",
         "trajectory",
         "proxy",
+        "proxy/process",
         "fork-server",
         "harness",
         "stores",
