@@ -351,3 +351,9 @@ async def test_an_idle_process_sleeps(unix_node: Node) -> None:
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("otherwise", [{"fork": True}, {"node": Ref.__new__(Ref)}])
+def test_what_inherits_descriptors_is_started_here(otherwise: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="neither forked nor elsewhere"):
+        ProcessSpec(name="a", actor="a:A", inherits=(0,), **otherwise)  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ def test_actors_say_what_they_are_at(waited: Waited) -> None:
     assert seen["waterlevel"]["cells"] == "0:rollout 1:rollout"
     assert seen["queue"]["steps_committed"] == 0
     assert seen["trajectory"]["executions_open"] == 16
-    assert seen["proxy"]["failed_calls"] == 0
+    assert seen["proxy/process"]["failed_calls"] == 0
     assert seen["harness"]["running"] == 16
     assert (seen["cell-0"]["core"], seen["cell-0"]["role"]) == (True, "rollout")
     assert seen["satellites/cell-1/rank-0"]["calls_running"] == 0

@@ -27,8 +27,8 @@ STEPS = 3
 
 
 def test_an_idle_job_costs_nothing(waited: Waited) -> None:
-    # The root, the fork server, the store, two cells of one rank, the guardian of the harnesses.
-    assert len(waited.idle_cpu_s) == 8
+    # The root, the proxy, the fork server, the store, two cells of one rank, the guardian of the harnesses.
+    assert len(waited.idle_cpu_s) == 9
     assert sum(waited.idle_cpu_s.values()) < 0.02 * IDLE_S
 
 
