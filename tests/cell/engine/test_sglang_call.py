@@ -41,11 +41,15 @@ async def test_pieces_within_an_interval_are_one_chunk() -> None:
     made = call(interval_s=60.0)
     task = asyncio.create_task(chunks_of(made))
     await asyncio.sleep(0)
-    made.feed(event([5], 1))
+    made.feed(event([4], 1))
+    # The first leaves at once.
+    for _ in range(5):
+        await asyncio.sleep(0)
+    made.feed(event([5], 2))
     await asyncio.sleep(0)
-    made.feed(event([6], 2, finish_reason={"type": "stop", "matched": 6}))
-    [chunk] = await task
-    assert (chunk.token_ids, chunk.finish_reason) == ((5, 6), "stop")
+    made.feed(event([6], 3, finish_reason={"type": "stop", "matched": 6}))
+    told = [(chunk.token_ids, chunk.finish_reason) for chunk in await task]
+    assert told == [((4,), None), ((5, 6), "stop")]
 
 
 async def test_a_held_call_tells_its_end_alone() -> None:
