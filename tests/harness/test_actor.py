@@ -175,6 +175,15 @@ async def test_what_is_not_over_in_time_is_dropped(start_job: StartJob) -> None:
     assert (result.reason, result.score) == ("overall_timeout", None)
 
 
+async def test_a_slow_judge_does_not_outlast_the_time_there_is(start_job: StartJob) -> None:
+    """An abort waited for judges whose results nobody wanted (slime#2176)."""
+    evaluator = {"command": ("sleep", "100")}
+    async with start_job("true", evaluator=evaluator, overall_timeout_s=0.5, group_size=1) as job:
+        await job.dispatch()
+        (result,) = await job.results(1)
+    assert (result.reason, result.score) == ("overall_timeout", None)
+
+
 async def test_a_harness_that_is_killed_is_started_again_on_a_fresh_workspace(start_job: StartJob) -> None:
     # The second attempt has another key, and sees nothing of the first.
     code = "touch a; case $OPENAI_API_KEY in *-1) touch b; kill -9 $$;; esac"

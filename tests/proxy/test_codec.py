@@ -272,3 +272,25 @@ def test_an_unknown_tool_format_is_refused(chatml_folder: Path) -> None:
         match=r"harness\.proxy\.tool_format = 'xml'.*allowed: hermes, llama, plain, qwen",
     ):
         Codec(chatml_folder, "xml")
+
+
+@given(st.integers(1, 5), st.text(alphabet=st.sampled_from(list('a"\\\n{}<')), max_size=8))
+def test_arguments_are_not_escaped_again_with_each_turn(codec: Codec, turns: int, text: str) -> None:
+    """They grew with each turn that was rendered anew (verl PR 1475)."""
+    call = ToolCall(id="x", name="put", arguments={"folder": text})
+    turn = (
+        Message(role="user", content=("next",)),
+        Message(role="assistant", tool_calls=(call,)),
+        Message(role="tool", content=("filed",), tool_call_id="x"),
+    )
+    shown = codec.decode_text(codec.encode_root(turn * turns, ()))
+    assert shown.count(json.dumps({"folder": text}, ensure_ascii=False)) == turns
+
+
+def test_a_call_whose_arguments_are_no_object_is_shown_as_it_is(codec: Codec) -> None:
+    """A foreign one, of which nothing else is known."""
+    call = ToolCall(id="x", name="put", arguments='{"folder": "da')
+    ids = codec.encode_root([Message(role="assistant", content=("I file it.",), tool_calls=(call,))], ())
+    shown = codec.decode_text(ids)
+    assert "I file it." in shown
+    assert json.dumps({"name": "put", "arguments": call.arguments}) in shown

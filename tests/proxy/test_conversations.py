@@ -12,6 +12,7 @@ from gyre.trajectory.roles import classify
 from gyre.trajectory.tree import TrajectoryTree
 from tests.proxy.house import House, house
 from tests.proxy.talkers import Heard, Talker, talking
+from tests.proxy.tokenizer_folders import QWEN3, write_tokenizer
 
 APIS = ("chat", "messages", "responses")
 # As no template and no JSON encoder would write it, so that it cannot come back by encoding it again.
@@ -77,6 +78,18 @@ async def test_a_conversation_with_tools_is_one_path(
             "responses": ("completed", "completed"),
         }
         assert (heard[0].stop, heard[3].stop) == stops[api]
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_template_that_drops_what_was_thought_forks_nothing(tmp_path: Path, api: str) -> None:
+    """The prompt was rendered anew and began with other tokens (prime-rl#1334, ART#726, verl#3477): of 8
+    rollouts 64 samples were made (slime#2288)."""
+    folder = write_tokenizer(tmp_path / "tokenizer", QWEN3)
+    async with house(folder, tmp_path, window_tokens=4096, max_new_tokens=256) as one:
+        answer_in_turn(one, ANSWERS)
+        async with talking(api, one.access["g000001.00"]) as talker:
+            await play(talker, stream=True)
+        check_nothing_was_encoded_again(one, one.kept.records)
 
 
 async def test_all_apis_make_the_same_records(chatml_folder: Path, tmp_path: Path) -> None:

@@ -102,6 +102,29 @@ def test_a_reformatted_answer_is_recognised(changes: dict[str, Any]) -> None:
     assert tree.match(conversation(USER, echo(answer, **changes), RESULT)) == Match("c0", 2)
 
 
+@pytest.mark.parametrize("thought", [None, "", "Where?", "Something else."])
+def test_what_harnesses_do_with_thoughts_changes_nothing(thought: str | None) -> None:
+    """Claude Code leaves them out at the user's next turn, others always or never (slime#2288)."""
+    tree = Tree()
+    answer = msgspec.structs.replace(sampled_call("c0", folder="data"), reasoning="Where?")
+    tree.record("c0", conversation(USER), answer)
+    echoed = echo(answer, reasoning_content=thought)
+    assert tree.match(conversation(USER, echoed, RESULT)) == Match("c0", 2)
+
+
+def test_an_answer_that_a_compaction_keeps_is_context_of_a_new_root() -> None:
+    """Claude Code and qwen-code keep the newest turns behind the summary, where they were not sampled."""
+    tree = Tree()
+    answer = sampled_call("c0", folder="data")
+    tree.record("c0", conversation(SYSTEM, USER), answer)
+    summary = {"role": "user", "content": "The session so far: nothing was filed."}
+    compacted = conversation(SYSTEM, summary, echo(answer), RESULT)
+    assert tree.record("c1", compacted, Message(role="assistant", content=("ok",))) == Match(None, 0)
+    assert tree.match(
+        conversation(SYSTEM, summary, echo(answer), RESULT, {"role": "assistant", "content": "ok"}, USER)
+    ) == Match("c1", 5)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
