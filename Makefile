@@ -35,9 +35,10 @@ test-faults: $(VENV)/.dev-installed
 test-harness: $(VENV)/.dev-installed $(HARNESSES)/.installed
 	GYRE_TEST_HARNESSES=$(CURDIR)/$(HARNESSES) $(BIN)/pytest -q -n 2 tests/real_harnesses
 
-# All workspaces that want a better score than their work's: a minute on two cores.
+# All workspaces that want a better score than their work's, and all commands that want more than a sandbox
+# gives: a minute on two cores.
 test-hostile: $(VENV)/.dev-installed
-	GYRE_TEST_HOSTILE=1 $(BIN)/pytest -q tests/harness/test_hostile_workspaces.py
+	GYRE_TEST_HOSTILE=1 $(BIN)/pytest -q tests/harness/test_hostile_workspaces.py tests/harness/test_limits.py
 
 # The reference solutions of all tasks that come with Gyre: a minute on two cores.
 test-bundled: $(VENV)/.dev-installed

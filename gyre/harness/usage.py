@@ -107,6 +107,7 @@ def usage(folders: Sequence[str], devices: set[int]) -> Iterator[tuple[int, int]
 
 
 def _below(pending: list[str]) -> Iterator[os.stat_result]:
+    opened = set()
     while pending:
         folder = pending.pop()
         try:
@@ -118,8 +119,11 @@ def _below(pending: list[str]) -> Iterator[os.stat_result]:
                             pending.append(entry.path)
         except PermissionError:
             # Whose folder it is may always do this, and nothing is to be hidden.
-            with contextlib.suppress(OSError):
-                os.chmod(folder, stat.S_IRWXU)
+            if folder not in opened:
+                opened.add(folder)
+                with contextlib.suppress(OSError):
+                    os.chmod(folder, stat.S_IRWXU)
+                    pending.append(folder)
         except OSError:
             continue
 

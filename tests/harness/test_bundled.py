@@ -1,6 +1,6 @@
 """The tasks that come with Gyre: a reference solution scores 1, nothing scores 0.
 
-With GYRE_TEST_BUNDLED=1 (`make test-bundled`) all of them are tried, else two."""
+With GYRE_TEST_BUNDLED=1 (`make test-bundled`) all of them are tried, else one."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from tests.harness.conftest import MARK
 
 SOLUTIONS = Path(__file__).with_name("bundled")
 TASKS = {task.name: task for task in load_bundled(["all"])}
-TRIED = TASKS if os.environ.get("GYRE_TEST_BUNDLED") else ("double", "calculator")
+TRIED = TASKS if os.environ.get("GYRE_TEST_BUNDLED") else ("double",)
 
 
 async def score(name: str, workspace: Path, folder: Path) -> float:
@@ -48,12 +48,8 @@ async def test_nothing_scores_0(name: str, tmp_path: Path) -> None:
 
 async def test_a_part_of_the_work_is_worth_a_part(tmp_path: Path) -> None:
     (tmp_path / "workspace").mkdir()
-    (tmp_path / "workspace" / "double.py").write_text(
-        "def double(value):\n    return value + value\n    # all\n"
-    )
-    whole = await score("double", tmp_path / "workspace", tmp_path)
     (tmp_path / "workspace" / "double.py").write_text("def double(value):\n    return int(value) * 2\n")
-    assert (whole, await score("double", tmp_path / "workspace", tmp_path)) == (1.0, 0.25)
+    assert await score("double", tmp_path / "workspace", tmp_path) == 0.25
 
 
 def test_each_has_hidden_tests_and_a_solution() -> None:

@@ -59,14 +59,9 @@ async def scored(left: Left, tmp_path: Path) -> float:
 
 
 GREETER = {"greeter/__init__.py": "def greet(name): return 'hello x'\n"}
-FORGED = {**GREETER, "greeter/tests/test_more.py": "def test_other(): pass"}
 CASES = {
-    "gyre": ("gyre", {"greeting.txt": "hello\n"}, 1.0),
     "harbor-nothing": ("harbor", {}, 0.25),
-    "harbor": ("harbor", {"greeting.txt": "hello"}, 1.0),
     "terminal-bench-half": ("terminal-bench", {"greeting.txt": "bye"}, 0.5),
-    # Tests of its own, in place of the hidden ones, are worth nothing.
-    "nl2repobench-half": ("nl2repobench", FORGED, 0.5),
 }
 
 
@@ -79,11 +74,11 @@ async def test_what_is_left_is_worth(
 
 
 @needs_bwrap
-async def test_a_link_in_place_of_a_test_is_not_followed(leave: Leave, tmp_path: Path) -> None:
-    left = leave(NL2REPOBENCH, **GREETER)
+async def test_what_lies_in_place_of_a_test_is_worth_nothing(leave: Leave, tmp_path: Path) -> None:
+    """Another test, or a link out of the workspace."""
+    left = leave(NL2REPOBENCH, **GREETER, **{"greeter/tests/test_more.py": "def test_other(): pass"})
     (tmp_path / "outside").mkdir()
     os.symlink(tmp_path / "outside", left.workspace / "tests")
-    (left.workspace / "greeter" / "tests").write_text("a file")
     assert await scored(left, tmp_path) == 0.5
     assert not list((tmp_path / "outside").iterdir())
 
