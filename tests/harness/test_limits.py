@@ -104,9 +104,7 @@ def over(name: str, value: int) -> Exit:
 
 
 @walls
-@pytest.mark.parametrize(
-    "code", [HOG, FORKED_HOG, NO_PROCESS, SYSTEM_V], ids=["one", "many", "memfd", "sysv"]
-)
+@pytest.mark.parametrize("code", HOGS.values(), ids=HOGS)
 async def test_a_memory_hog_is_killed(bubblewrap: Bubblewrap, confined: Make, code: str) -> None:
     command = confined(sys.executable, "-c", code, file_bytes=1 << 30, memory_bytes=80 * MB)
     assert await ended(bubblewrap, command) == over("memory_bytes", 80 * MB)
