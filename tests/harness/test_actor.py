@@ -161,14 +161,15 @@ ENDINGS = [
 async def test_however_a_harness_ends_what_it_left_is_scored(
     start_job: StartJob, code: str, reason: str, score: float | None, exit_code: int | None
 ) -> None:
-    async with start_job(*sh(code), timeout_s=1.5, group_size=1) as job:
+    timeout_s = 1.5 if "sleep" in code else 30.0
+    async with start_job(*sh(code), timeout_s=timeout_s, group_size=1) as job:
         await job.dispatch()
         (result,) = await job.results(1)
     assert (result.reason, result.score, result.exit_code) == (reason, score, exit_code)
 
 
 async def test_what_is_not_over_in_time_is_dropped(start_job: StartJob) -> None:
-    async with start_job("sleep", "100", overall_timeout_s=0.5, group_size=1) as job:
+    async with start_job("sleep", "100", overall_timeout_s=1.0, group_size=1) as job:
         await job.dispatch()
         (result,) = await job.results(1)
         assert len(job.neighbours.of(CloseExecution)) == 1
@@ -208,7 +209,7 @@ async def test_kill_9_from_outside_is_seen_by_the_process_that_is_told_of(start_
             killed.add(event["execution"])
 
     with events_seen_by(kill_first):
-        async with start_job(*sh("sleep 0.2; touch one")) as job:
+        async with start_job(*sh("case $OPENAI_API_KEY in *-1) sleep 100;; esac; touch one")) as job:
             await job.dispatch()
             results = await job.results(2)
     assert killed == {"g000000.00", "g000000.01"}

@@ -194,7 +194,7 @@ async def test_a_hang_up_is_seen_by_the_proxy(bubblewrap: Bubblewrap, confined: 
             "s.sendall(b'request\\n')\ns.close()\ntime.sleep(0.2)"
         )
         await probe(bubblewrap, confined, code, path)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await seen.wait()
 
 

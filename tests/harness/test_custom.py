@@ -106,7 +106,7 @@ async def test_what_it_raises_ends_one_execution_and_is_logged(start_job: StartJ
 
 async def test_it_is_scored_when_nothing_of_it_runs_any_more(start_job: StartJob) -> None:
     """It writes to its workspace when it is cancelled."""
-    async with start_job("hangs", timeout_s=0.2) as job:
+    async with start_job("hangs", timeout_s=1.0) as job:
         await job.dispatch()
         results = await job.results(2)
     assert [(r.reason, r.score) for r in results] == [("harness_timeout", 0.75)] * 2

@@ -54,7 +54,7 @@ class Endpoint:
 
 @asynccontextmanager
 async def judged(
-    left: Left, endpoint: Endpoint, attempts: int = 3, **settings: Any
+    left: Left, endpoint: Endpoint, attempts: int = 3, timeout_s: float = 30.0, **settings: Any
 ) -> AsyncIterator[Evaluator]:
     app = web.Application()
     app.router.add_post("/v1/chat/completions", endpoint.handle)
@@ -66,7 +66,7 @@ async def judged(
     judge = JudgeConfig(
         base_url=f"http://127.0.0.1:{port}/v1/", model="judge-1", rubric=left.folder / "rubric.md", **settings
     )
-    config = EvaluatorConfig(judge=judge, attempts=attempts, timeout_s=0.5 if attempts == 1 else 10.0)
+    config = EvaluatorConfig(judge=judge, attempts=attempts, timeout_s=timeout_s)
     try:
         yield Evaluator(config, ProcessSandbox(), Limits(file_bytes=1 << 20))
     finally:
@@ -144,7 +144,8 @@ FAULTS: list[tuple[str, Answer, str]] = [
 
 @pytest.mark.parametrize(("answer", "reason"), [fault[1:] for fault in FAULTS], ids=[f[0] for f in FAULTS])
 async def test_a_judge_that_fails_is_no_score(left: Left, answer: Answer, reason: str) -> None:
-    async with judged(left, Endpoint(answer), attempts=1) as evaluator:
+    timeout_s = 0.5 if answer is hangs else 30.0
+    async with judged(left, Endpoint(answer), attempts=1, timeout_s=timeout_s) as evaluator:
         with pytest.raises(EvaluationFailed, match=reason):
             await evaluator.score(left)
 

@@ -121,10 +121,13 @@ async def test_cancelling_kills_all_that_it_started(sandbox: Sandbox, confined: 
 
 
 async def test_output_without_end_is_bounded(sandbox: Sandbox, confined: Make, tmp_path: Path) -> None:
-    output = Output(tmp_path / "log")
-    exit_ = await run(sandbox, confined("sh", "-c", "yes garbage"), output, timeout_s=0.5)
-    assert exit_.kind == "timed_out"
-    log = (tmp_path / "log").read_bytes()
+    for timeout_s in (0.5, 5.0, 20.0):  # on a busy machine it may not have begun
+        output = Output(tmp_path / f"log-{timeout_s}")
+        exit_ = await run(sandbox, confined("sh", "-c", "yes garbage"), output, timeout_s=timeout_s)
+        assert exit_.kind == "timed_out"
+        log = (tmp_path / f"log-{timeout_s}").read_bytes()
+        if len(log) > 50_000:
+            break
     assert 50_000 < len(log) < 70_000
     assert b"bytes left out]" in log
 
@@ -146,4 +149,4 @@ async def test_no_file_descriptor_is_left(sandbox: Sandbox, confined: Make) -> N
     await ended(sandbox, confined("true"))
     await ended(sandbox, confined("no-such-program"))
     await ended(sandbox, confined("sleep", "100"), timeout_s=0.1)
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
