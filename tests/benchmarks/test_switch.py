@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -63,6 +64,7 @@ def test_what_grows_is_found_and_what_comes_and_goes_is_not() -> None:
 
 
 def test_children_count_with_their_threads_and_descriptors(tmp_path: Path) -> None:
+    gc.collect()  # of earlier tests
     before = look(tmp_path, cuda=False)
     (tmp_path / "w0").touch()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

@@ -37,7 +37,9 @@ def test_a_group_is_rebuilt_again_and_again(store: StoreAddress) -> None:
             assert dist.get_world_size() == 1
             assert group.sum(2.5) == 2.5
             seen.append(open_things())
-        assert max(seen[2:]) == min(seen[2:]), seen
+        # In the end no more than at first: what others leave in this process may come and go.
+        for first, last in zip(zip(*seen[2:7], strict=True), zip(*seen[-5:], strict=True), strict=True):
+            assert min(last) <= max(first), seen
     finally:
         group.drop()
     assert not dist.is_initialized()

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,4 +64,9 @@ async def test_a_store_that_never_comes_is_an_error(stores: Ref) -> None:
 def _children() -> list[int]:
     """Of this node: other tests may have left processes of theirs for those that come."""
     pids = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
-    return [int(pid) for pid in pids if b"gyre.actors.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = []
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if b"gyre.actors.child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(int(pid))
+    return found

@@ -279,7 +279,7 @@ async def test_a_call_nobody_waits_for_is_still_recorded(two: House) -> None:
 
 async def test_kill_9_of_an_engines_process_is_not_noticed(chatml_folder: Path, tmp_path: Path) -> None:
     async with house(chatml_folder, tmp_path, cells=0) as built:
-        config = CountingConfig(first_token=40, tokens=50, seconds_a_token=0.005)
+        config = CountingConfig(first_token=40, tokens=50, seconds_a_token=0.02)
         for cell in range(2):
             spec = ProcessSpec(
                 name=f"process-{cell}",

@@ -58,9 +58,15 @@ async def test_a_thousand_streams_over_fifty_role_changes(shm: Path, kv_budget_s
         assert world.left() == []
 
 
-async def in_flight(world: Cells, new_tokens: int = 60) -> tuple[GenerateRequest, asyncio.Task[object], Cell]:
+# More than are sampled while a busy machine does something else.
+NEW_TOKENS = 200
+
+
+async def in_flight(
+    world: Cells, new_tokens: int = NEW_TOKENS
+) -> tuple[GenerateRequest, asyncio.Task[object], Cell]:
     """A call that has some tokens, and where it is."""
-    asked = request("c0", "s0", [n % 97 for n in range(100)], new_tokens)
+    asked = request("c0", "s0", [n % 97 for n in range(100)], NEW_TOKENS)
     call = asyncio.create_task(world.call(asked))
     while True:
         for cell in world.cells:
@@ -202,7 +208,7 @@ async def test_whatever_fails_the_call_is_answered(
         got = await call
         if fault is destination_has_other_weights:
             cut = got.versions.index(1)
-            rest = request("c0", "s0", [*asked.prompt_ids, *got.token_ids[:cut]], 60 - cut)
+            rest = request("c0", "s0", [*asked.prompt_ids, *got.token_ids[:cut]], NEW_TOKENS - cut)
             assert got.token_ids[:cut] == answer(asked)[0][:cut]
             assert (got.token_ids[cut:], got.logprobs[cut:]) == answer(rest, version=1)
         else:

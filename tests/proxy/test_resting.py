@@ -224,10 +224,10 @@ async def test_no_cell_in_time_ends_a_call_whose_kv_rests(shm: Path) -> None:
 
 
 async def test_patience_begins_when_its_kv_has_come(shm: Path) -> None:
-    async with resting(shm, wait_s=0.2) as (world, other, source):
+    async with resting(shm, wait_s=0.8) as (world, other, source):
 
         async def linger(cell: Cell, manifest: KvManifest) -> None:
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(0.9)
             await world.routes.close(other.number, lost=True)
             asyncio.get_running_loop().call_later(0.05, world.open, other)
 

@@ -47,7 +47,7 @@ def spec(name: str, actor: str = "zoo:Environ", *, fork: bool = True, **options:
         name=name,
         actor=f"tests.actors.{actor}",
         restart="temporary",
-        shutdown_s=3.0,
+        shutdown_s=20.0,
         fork=fork,
         **options,
     )
