@@ -134,7 +134,7 @@ async def test_a_reader_that_is_killed_in_the_midst_of_a_copy_leaves_nothing(hou
     house.core.gate.clear()
     copying = asyncio.create_task(reader.ask(Copy(kind="training")))
     await house.core.lent.wait()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(30.0):
         # Until that is what is copied to.
         while (house._here / "spare-reader-2").exists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -142,7 +142,7 @@ async def test_a_reader_that_is_killed_in_the_midst_of_a_copy_leaves_nothing(hou
     house.core.gate.set()
     with pytest.raises(ActorDied):
         await copying
-    await settled(house._shm, before, 10.0)
+    await settled(house._shm, before)
     await house._node.stop(reader)  # it is dead, and its name free
     await house.life(2)
     assert {path.name for path in house._here.iterdir()} == {"spare-reader-1", "spare-reader-2"}

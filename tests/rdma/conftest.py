@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import subprocess
@@ -74,6 +75,9 @@ class Holder:
     async def ask(self, do: str, name: str = "", **more: object) -> Answer:
         self.tell(do, name, **more)
         return await self.heard()
+
+    async def left(self) -> dict[str, int]:
+        return msgspec.convert(ast.literal_eval((await self.ask("left")).text), dict[str, int])
 
     async def hold(self, name: str, nbytes: int, do: str = "allocate", **more: object) -> RegionHandle:
         answer = await self.ask(do, name, nbytes=nbytes, **more)
@@ -161,15 +165,15 @@ async def local(backend: Backend) -> AsyncIterator[Local]:
             await region.close()
 
 
-async def settled(folder: Path, before: dict[str, int], within_s: float = 1.0) -> None:
+def within(now: dict[str, int], before: dict[str, int]) -> bool:
+    return all(count <= before[what] for what, count in now.items())
+
+
+async def settled(folder: Path, before: dict[str, int], within_s: float = 20.0) -> None:
     """No more than before. A thread that was joined is there a moment longer, and the other end of a
     connection too."""
     for _ in range(int(100 * within_s)):
-        if _within(folder, before):
+        if within(left(folder), before):
             return
         await asyncio.sleep(0.01)
     assert left(folder) == before
-
-
-def _within(folder: Path, before: dict[str, int]) -> bool:
-    return all(count <= before[what] for what, count in left(folder).items())

@@ -25,7 +25,7 @@ from gyre.rdma import (
     TransferTimeout,
 )
 from gyre.rdma.tcp import TcpBackend
-from tests.rdma.conftest import Holder, Local, Process, settled
+from tests.rdma.conftest import Holder, Local, Process, settled, within
 from tests.rdma.holder import digest, left, noise
 from tests.rdma.kinds import TOKEN, make
 
@@ -358,10 +358,10 @@ async def test_a_cancelled_write_lets_go(backend: Backend, holder: Holder, local
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
         mine.buffer[:] = noise(int(1000 * after_s), nbytes)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await backend.write(mine, remote, blocks)
     assert (await holder.ask("digest", "theirs")).text == digest(mine.buffer)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await holder.ask("close", "theirs")
 
 
@@ -400,7 +400,7 @@ async def test_a_peer_that_is_killed(backend: Backend, kind: str, folder: Path, 
     await asyncio.sleep(0.03)
     assert not lost[1].done()
     process.kill()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await lost[1]
         # And of one that cannot be reached by now.
         await backend.until_lost(holder.address)
@@ -447,7 +447,9 @@ async def test_hundreds_of_failed_reads_leave_nothing(
                 await backend.read(mine, wrong, whole(MIB))
 
     await fail(3)
-    before, there = left(folder), await holder.ask("left")
+    before, there = left(folder), await holder.left()
     await fail(300)
     await settled(folder, before)
-    assert await holder.ask("left") == there
+    async with asyncio.timeout(20):
+        while not within(await holder.left(), there):  # noqa: ASYNC110 - it is another process
+            await asyncio.sleep(0.01)

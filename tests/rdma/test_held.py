@@ -107,7 +107,7 @@ def test_what_was_freed_is_let_go_of(shared: SharedMemory, held: HeldRegions, lo
     for number in range(5):
         held.free(RegionHandle(backend="shm", name=f"w{number + 1}", nbytes=NBYTES))
         held.allocate(f"w{number + 2}", NBYTES).close()
-    assert descriptors() == before
+    assert descriptors() <= before
     assert len(locks.locked) == 1
 
 

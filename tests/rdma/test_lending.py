@@ -232,7 +232,7 @@ async def test_what_was_freed_is_taken_back(two: Two, there: SharedMemory, here:
     here.free(await two.fetch(second))
     assert left(here.folder)["fds"] > before["fds"]
     there.free(second)
-    await settled(here.folder, before, 3.0)
+    await settled(here.folder, before)
 
 
 async def test_a_copy_that_is_not_what_its_checksum_says_is_an_error(two: Two, there: SharedMemory) -> None:

@@ -157,7 +157,7 @@ def test_nothing_stays_open(shared: SharedMemory) -> None:
                 shared.open(bad)
         with pytest.raises(RegionError):
             shared.allocate("w1", 5)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_only_its_owner_may_look(folder: Path, shared: SharedMemory) -> None:

@@ -307,9 +307,12 @@ async def test_close_ends_the_thread_it_made(native: Any) -> None:
 async def test_an_idle_engine_uses_no_cpu(native: Any) -> None:
     engine = await native.awake()
     await generate(engine)
-    before_s = time.process_time()
-    await asyncio.sleep(0.3)
-    assert time.process_time() - before_s < 0.03
+    used_s: list[float] = []
+    while not used_s or used_s[-1] >= 0.03:  # at best: other threads of this process may have work
+        assert len(used_s) < 20, used_s
+        before_s = time.process_time()
+        await asyncio.sleep(0.3)
+        used_s.append(time.process_time() - before_s)
 
 
 def test_models_whose_attention_cannot_be_paged_are_refused() -> None:
