@@ -49,7 +49,8 @@ class ProxyProcess(ProxyActor):
         execution = self.desk.open(message.opening)
         stream = self._trajectory.stream(GetCalls(execution=execution.name))
         records = [record async for record in stream]
-        restore(self.desk, execution, records, frozenset(message.delivered))
+        lives = self.context.incarnation - 1
+        restore(self.desk, execution, records, frozenset(message.delivered), lives)
 
     @handles(RestoreKeys)
     async def restore_keys(self, message: RestoreKeys) -> None:

@@ -12,10 +12,13 @@ from gyre.proxy.executions import Execution
 from gyre.trajectory.records import UNFINISHED, CallRecord
 
 
-def restore(desk: CallDesk, execution: Execution, records: Iterable[CallRecord], delivered: Set[str]) -> None:
+def restore(
+    desk: CallDesk, execution: Execution, records: Iterable[CallRecord], delivered: Set[str], lives: int
+) -> None:
     """`records` in the order that they were recorded; `delivered` are the calls whose answers have reached
-    the harness: of others it may ask again."""
+    the harness: of others it may ask again. The proxy has had so many `lives` before."""
     index = execution.index
+    execution.has_lived(lives)
     for record in records:
         execution.has_made(record.call)
         prompt = index.prompt_digest(record.parent, record.new_input_ids)

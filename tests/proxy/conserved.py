@@ -22,6 +22,7 @@ from gyre.proxy.calls import CallDesk
 from gyre.proxy.codec import Codec
 from gyre.proxy.conversation import CallRequest, Completion, Conversation, Message
 from gyre.proxy.messages import CloseExecution, OpenExecution
+from gyre.proxy.restoring import restore
 from gyre.proxy.routes import Routes
 from gyre.schedule.messages import CloseRoute, OpenRoute, RouteClosed
 from gyre.trajectory.book import Book
@@ -113,6 +114,15 @@ class Open(Ask[str], frozen=True, kw_only=True):
     opening: OpenExecution
 
 
+class Restore(Ask[None], frozen=True, kw_only=True):
+    """To a proxy's next life: an execution that is open, its recorded calls, and the delivered ones."""
+
+    opening: OpenExecution
+    records: tuple[CallRecord, ...]
+    delivered: frozenset[str]
+    lives: int
+
+
 class ProxyProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     keeper: Ref
@@ -134,11 +144,20 @@ class ProxyProcess(Actor):
             sampling=SamplingParams(seed=7, max_new_tokens=40),
             window_tokens=2048,
             model_name="policy",
+            delivered=self._delivered,
         )
+
+    async def _delivered(self, execution: str, call: str) -> None:
+        """Whoever has asked knows."""
 
     @handles(Open)
     async def open(self, message: Open) -> str:
-        return self._desk.open(message.opening)
+        return self._desk.open(message.opening).key
+
+    @handles(Restore)
+    async def restore(self, message: Restore) -> None:
+        execution = self._desk.open(message.opening)
+        restore(self._desk, execution, message.records, message.delivered, message.lives)
 
     @handles(CloseExecution, concurrent=True)
     async def close(self, message: CloseExecution) -> None:

@@ -5,22 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gyre.actors import Actor, ActorError, ChildSpec, Down, Node, ProcessSpec, Ref, handles
+from gyre.actors import Actor, ActorDied, Ask, ChildSpec, Down, Node, ProcessSpec, Ref, handles
 from gyre.actors.testing import Simulation
-from gyre.proxy.conversation import Message
+from gyre.proxy.conversation import Completion, Message
 from gyre.proxy.messages import CloseExecution, OpenExecution
 from gyre.schedule.messages import CloseRoute, OpenRoute
 from gyre.trajectory.config import SamplingConfig
 from gyre.trajectory.pack import plan_group
-from gyre.trajectory.records import CallRecord
+from gyre.trajectory.records import CallRecord, is_call_of
 from tests.proxy import conserved
-from tests.proxy.conserved import LIVES, AbortAll, Chat, EngineConfig, Keeper, Kept, Open, ProxyProcessConfig
+from tests.proxy.conserved import (
+    LIVES,
+    AbortAll,
+    Chat,
+    EngineConfig,
+    Keeper,
+    Kept,
+    Open,
+    ProxyProcessConfig,
+    Restore,
+)
 from tests.trajectory.trees import result, spec
 
 EXECUTIONS = ("g000000.00", "g000000.01")
@@ -61,6 +71,9 @@ class Job:
         self._over = 0
         self._next = 0
         self._anew = {execution: asyncio.Event() for execution in EXECUTIONS}
+        self._back = asyncio.Event()
+        self._open: dict[str, OpenExecution] = {}
+        self._delivered: set[str] = set()
 
     async def run(self, node: Node) -> None:
         self._keeper = await node.spawn(ChildSpec(name="keeper", start=lambda: Keeper(self.kept)))
@@ -76,47 +89,52 @@ class Job:
     # --- a harness ----------------------------------------------------------------------------------
 
     async def _execution(self, name: str) -> None:
-        """Attempts until one is not disturbed by a restart of its own or of the proxy."""
+        """Attempts until one is not begun anew."""
         while True:
             self._attempts[name] += 1
-            assert self._attempts[name] <= 20, "each of a few faults begins one anew"
+            assert self._attempts[name] <= 5, "it is begun anew a few times"
             self._anew[name].clear()
             self.kept.open(spec(name, attempt=self._attempts[name]))
             talking = asyncio.create_task(self._talk(name, self._attempts[name]))
             anew = asyncio.create_task(self._anew[name].wait())
             await asyncio.wait([talking, anew], return_when=asyncio.FIRST_COMPLETED)
             anew.cancel()
-            undisturbed = talking.done() and not talking.cancelled() and talking.exception() is None
+            undisturbed = talking.done()
             talking.cancel()
-            await self._close(name)
+            self._open.pop(name, None)
+            await self._of_any_life(lambda: CloseExecution(execution=name))
             if undisturbed:
+                talking.result()
                 break
-        self.kept.book.close(
-            self.kept.book.end(spec(name, attempt=self._attempts[name]), result(name, float(name[-1])))
-        )
+        ended = self.kept.book.end(spec(name, attempt=self._attempts[name]), result(name, float(name[-1])))
+        self.kept.book.close(ended)
         self._over += 1
 
     async def _talk(self, name: str, attempt: int) -> None:
-        opening = OpenExecution(execution=name, attempt=attempt)
-        key = await self._proxy.ask(Open(opening=opening))
+        opening = OpenExecution(execution=name, attempt=attempt, key=f"key of {name}, {attempt}")
+        self._open[name] = opening
+        await self._of_any_life(lambda: Open(opening=opening))
         async with asyncio.TaskGroup() as lanes:
             for lane in ("main", "aside"):
-                lanes.create_task(self._lane(key, f"{lane} of {name}"))
+                lanes.create_task(self._lane(opening.key, f"{lane} of {name}"))
 
     async def _lane(self, key: str, text: str) -> None:
         messages: tuple[Message, ...] = ()
         for turn in range(TURNS):
             messages += (Message(role="user", content=(f"{text}, turn {turn}",)),)
-            answer = await self._proxy.ask(Chat(key=key, messages=messages), timeout_s=600.0)
+            asked = Chat(key=key, messages=messages)
+            answer: Completion = await self._of_any_life(lambda asked=asked: asked)  # type: ignore[misc]
+            self._delivered.add(answer.call)
             messages += (answer.message,)
 
-    async def _close(self, name: str) -> None:
-        """Whichever proxy there is."""
+    async def _of_any_life(self, message: Callable[[], Ask[Any]]) -> Any:
+        """Asks the proxy, and where it dies over it the next one."""
         while True:
-            with suppress(ActorError):
-                await self._proxy.ask(CloseExecution(execution=name))
-                return
-            await asyncio.sleep(0.05)
+            proxy, back = self._proxy, self._back
+            try:
+                return await proxy.ask(message(), timeout_s=600.0)
+            except ActorDied:
+                await back.wait()
 
     # --- what disturbs it ---------------------------------------------------------------------------
 
@@ -141,8 +159,6 @@ class Job:
                     self._kill(self._proxy_name)
                     await asyncio.sleep(rng.random() * 0.1)
                     await self._new_proxy()
-                    for anew in self._anew.values():
-                        anew.set()
                 case "kill engine":
                     self._kill(f"engine-{cell}-")
                     await self._new_engine(cell)
@@ -163,9 +179,20 @@ class Job:
         self._proxy_name = f"proxy-{self._next}"
         config = ProxyProcessConfig(folder=str(self._folder), keeper=self._keeper)
         proxy = await self._parent.process(self._proxy_name, "ProxyProcess", config)
+        # As its keeper has it.
+        for opening in [*self._open.values()]:
+            await proxy.ask(self._restored(opening))
         for cell in range(CELLS):
             await self._open_route(cell, proxy)
         self._proxy = proxy
+        back, self._back = self._back, asyncio.Event()
+        back.set()
+
+    def _restored(self, opening: OpenExecution) -> Restore:
+        name, attempt = opening.execution, opening.attempt
+        records = tuple(record for record in self.kept.records if is_call_of(record.call, name, attempt))
+        delivered, lives = frozenset(self._delivered), self.happened.count("kill proxy")
+        return Restore(opening=opening, records=records, delivered=delivered, lives=lives)
 
     async def _open_route(self, cell: int, proxy: Ref | None = None) -> None:
         await (proxy or self._proxy).ask(
