@@ -1,7 +1,8 @@
 """What of a Dockerfile can be had without Docker: files copied into one working directory.
 
 The programs of the image are not: a sandbox has those of this machine. So an image may be one of a bare
-system, and whatever runs a command while the image is built is refused.
+system, and a command that runs while it is built is refused, unless it makes folders or installs what is
+here already.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from gyre.harness.formats.installing import commands, lacking
 from gyre.harness.formats.reading import read_text
 from gyre.harness.task import Part, TasksError
 
 _NO_DOCKER = (
     "there is no sandbox for Docker or Podman here: a task whose Dockerfile only has FROM (debian, ubuntu or "
-    "python), WORKDIR, COPY, ADD, ENV and RUN mkdir -p runs in bubblewrap, with the programs of this machine"
+    "python), WORKDIR, COPY, ADD, ENV, and RUN to make folders or to install what is installed here too, "
+    "runs in bubblewrap with the programs of this machine"
 )
 # By the last part of its name, such as ghcr.io/x/python-3-13:20250620.
 _BARE = re.compile(r"(debian|ubuntu|python)[0-9._-]*")
+_TEMPORARY = PurePosixPath("/tmp")
 # They say nothing about files, or about a process that does not run here.
 _WITHOUT_EFFECT = frozenset(["ARG", "CMD", "EXPOSE", "LABEL", "MAINTAINER", "SHELL", "STOPSIGNAL", "USER"])
 # A sandbox has something else there.
@@ -146,14 +150,23 @@ class _Reader:
         return found
 
     def _run(self, rest: str) -> None:
-        words = self._words(rest) if not rest.lstrip().startswith("[") else self._list(rest)
-        special = set("&|;$<>`*-") & set("".join(words[2:]))
-        if words[:2] != ["mkdir", "-p"] or len(words) < 3 or special:
-            raise self._refused(f"RUN {rest}")
-        self._placed += [(self._line, None, self._absolute(word)) for word in words[2:]]
+        try:
+            found = [self._list(rest)] if rest.lstrip().startswith("[") else list(commands(rest))
+        except ValueError:
+            raise self._refused(f"RUN {rest}") from None
+        for words in found:
+            if words[:2] == ["mkdir", "-p"] and not set("*?[{~") & set("".join(words)):
+                self._placed += [(self._line, None, self._absolute(word)) for word in words[2:]]
+            elif (wanted := lacking(words)) is None:
+                raise self._refused(f"RUN {rest}")
+            elif wanted:
+                fix = "install it on this machine, beside gyre, or drop it where the task does not need it"
+                raise TasksError(*self._wrong(f"wants {wanted}, which is not here"), fix)
 
     def _parts(self) -> Iterator[Part]:
         for line, source, path in self._placed:
+            if source is None and (path == _TEMPORARY or self._workdir.is_relative_to(path)):
+                continue  # it is there anyhow
             if not path.is_relative_to(self._workdir):
                 self._line = line
                 raise self._refused(f"{path} is outside of {self._workdir}")

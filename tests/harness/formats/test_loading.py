@@ -57,14 +57,43 @@ def test_a_nl2repobench_folder(tmp_path: Path) -> None:
 
 
 DOCKER = "environment/Dockerfile"
+HERE = """FROM ubuntu
+WORKDIR /home/user
+RUN apt-get update && \\
+    apt-get install -y --no-install-recommends && \\
+    rm -rf /var/lib/apt/lists/*; ln -s /usr/bin/python3 /usr/bin/python
+RUN pip3 install --no-cache-dir 'msgspec>=0.1' pytest==0.0.1
+RUN ["python3", "-m", "pip", "install", "msgspec"]
+RUN mkdir -p /tmp /home/user data && mkdir -p /home
+"""
+
+
+def test_what_is_here_need_not_be_installed(tmp_path: Path) -> None:
+    task = load_task(write(tmp_path / "t", HARBOR, **{"environment/Dockerfile": HERE}))
+    assert (task.inside, task.parts) == ("/home/user", (Part(None, "data"),))
+
+
 HEAD = "FROM debian\nWORKDIR /app\n"
 REFUSED = {
     "run": (
         HARBOR,
-        {DOCKER: f"{HEAD}RUN apt-get install gcc\n"},
-        r"line 3: needs Docker: RUN apt",
+        {DOCKER: f"{HEAD}RUN make install\n"},
+        r"line 3: needs Docker: RUN make",
     ),
     "run-mkdir-more": (HARBOR, {DOCKER: f"{HEAD}RUN mkdir -p a && rm b\n"}, "needs Docker: RUN mkdir"),
+    "shell": (HARBOR, {DOCKER: f"{HEAD}RUN mkdir -p a > b"}, "needs Docker: RUN mkdir"),
+    "quotes": (HARBOR, {DOCKER: f"{HEAD}RUN mkdir -p 'a"}, "needs Docker: RUN mkdir"),
+    "package": (
+        HARBOR,
+        {DOCKER: f"{HEAD}RUN apt-get update && apt-get install -y no-such"},
+        "Debian package no-",
+    ),
+    "module": (
+        HARBOR,
+        {DOCKER: f"{HEAD}RUN pip install no-such==1"},
+        "Python package no-such==1",
+    ),
+    "requirements": (HARBOR, {DOCKER: f"{HEAD}RUN pip3 install -r all.txt"}, "the Python package all.txt"),
     "image": (HARBOR, {DOCKER: "FROM node:22\nWORKDIR /app"}, "needs Docker: the image node:22"),
     "stages": (HARBOR, {DOCKER: f"{HEAD}FROM debian"}, "a second FROM"),
     "from-stage": (HARBOR, {DOCKER: f"{HEAD}COPY --from=x a b"}, "needs Docker: COPY --from"),
