@@ -24,6 +24,7 @@ from gyre.proxy.messages import (
     ExecutionAccess,
     GetProxyTotals,
     Happened,
+    KnowEngines,
     OpenExecution,
     ProxyTotals,
     RestoreExecution,
@@ -62,6 +63,8 @@ class ProxyKeeper(Actor):
         self._log_path = log_path
         self._executions: dict[str, _Open] = {}
         self._routes: dict[int, OpenRoute] = {}
+        # Of each cell in its last life, whatever its role: they know what they have sampled.
+        self._engines: dict[int, tuple[Ref, ...]] = {}
         self._closed_keys: deque[str] = deque(maxlen=_CLOSED_KEYS)
         # Of earlier lives, and of this one as far as it has told.
         self._past = self._told = _NO_TOTALS
@@ -110,6 +113,7 @@ class ProxyKeeper(Actor):
     @handles(OpenRoute, concurrent=True)
     async def open_route(self, message: OpenRoute) -> None:
         self._routes[message.cell] = message
+        self._engines[message.cell] = message.engines
         await self._ask(message)
 
     @handles(CloseRoute, concurrent=True)
@@ -165,6 +169,8 @@ class ProxyKeeper(Actor):
             for execution in self._executions.values()
         ]
         await asyncio.gather(*(proxy.ask(execution, timeout_s=_ASK_S) for execution in restored))
+        for cell, engines in tuple(self._engines.items()):
+            await proxy.ask(KnowEngines(cell=cell, engines=engines), timeout_s=_ASK_S)
         for route in tuple(self._routes.values()):
             await proxy.ask(route, timeout_s=_ASK_S)
         await proxy.ask(RestoreKeys(closed=tuple(self._closed_keys)), timeout_s=_ASK_S)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gyre.actors import Ask, Tell
+from gyre.actors import Ask, Ref, Tell
 
 
 class ExecutionAccess(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +83,13 @@ class RestoreExecution(Ask[None], frozen=True, kw_only=True):
 
     opening: OpenExecution
     delivered: tuple[str, ...]
+
+
+class KnowEngines(Ask[None], frozen=True, kw_only=True):
+    """Of a cell's last life, whatever role it has now."""
+
+    cell: int
+    engines: tuple[Ref, ...]
 
 
 class RestoreKeys(Ask[None], frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import structlog
 
 from gyre.actors import ActorError, Ref, handles
 from gyre.proxy.actor import ProxyActor, ProxyActorConfig
-from gyre.proxy.messages import CallDelivered, Happened, RestoreExecution, RestoreKeys
+from gyre.proxy.messages import CallDelivered, Happened, KnowEngines, RestoreExecution, RestoreKeys
 from gyre.proxy.restoring import restore
 from gyre.proxy.sockets import Descriptors, ListeningSockets
 from gyre.schedule.messages import CloseRoute, RouteClosed
@@ -51,6 +51,10 @@ class ProxyProcess(ProxyActor):
         records = [record async for record in stream]
         lives = self.context.incarnation - 1
         restore(self.desk, execution, records, frozenset(message.delivered), lives)
+
+    @handles(KnowEngines)
+    async def know_engines(self, message: KnowEngines) -> None:
+        self._routes.know(message.cell, message.engines)
 
     @handles(RestoreKeys)
     async def restore_keys(self, message: RestoreKeys) -> None:

@@ -106,9 +106,13 @@ class Routes:
         """This cell admits calls."""
         self._wake(route.cell, route.incarnation)
         self._router.open(route.cell, route.incarnation, route.engines, route.capacity_calls)
-        self._engines[route.cell] = route.engines
+        self.know(route.cell, route.engines)
         self._opened.set()
         self._opened = asyncio.Event()
+
+    def know(self, cell: int, engines: tuple[Ref, ...]) -> None:
+        """Those of a cell's life, also where it is in no rollout role now."""
+        self._engines[cell] = engines
 
     @property
     def engines(self) -> tuple[Ref, ...]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from gyre.actors import Actor, Down, Ref, Tell, handles
+from gyre.cell.engine import SampledLeg
 from gyre.cell.engine.base import Chunk, EngineAsleep, GenerateRequest
-from gyre.cell.messages import Abort, Generate
+from gyre.cell.messages import Abort, EndSession, Generate
 from gyre.trajectory.records import CallRecord, CallRetried, RecordCall
 
 
@@ -24,7 +25,7 @@ class Script:
     """What the policy answers to a prompt's text (as text or ids), one token a chunk. At `pause_at` tokens
     of a call the engine sets `paused` and waits for `go`. `asleep` names engines that refuse, `failing`
     those that raise at their second token, `refusal` is raised at once; engines of a `deaf` script hear no
-    abort."""
+    abort. `ended` are sessions that an engine was told are over."""
 
     folder: Path
     answer: Callable[[str], str | list[int]]
@@ -36,6 +37,7 @@ class Script:
     asleep: set[str] = field(default_factory=set)
     failing: set[str] = field(default_factory=set)
     refusal: Exception | None = None
+    ended: list[str] = field(default_factory=list)
     deaf: bool = False
 
     def __post_init__(self) -> None:
@@ -103,6 +105,11 @@ class ScriptedEngine(Actor):
     async def abort(self, message: Abort) -> None:
         if not self._script.deaf:
             self._aborts[message.call].set()
+
+    @handles(EndSession)
+    async def end_session(self, message: EndSession) -> tuple[SampledLeg, ...]:
+        self._script.ended.append(message.session)
+        return ()
 
     @handles(Die)
     async def die(self, message: Die) -> None:

@@ -160,7 +160,11 @@ async def test_an_answer_that_was_recorded_and_not_delivered_is_given_again(
         assert (await one.keeper.ask(CloseRoute(cell=0))).calls == 0
         totals = await one.keeper.ask(GetProxyTotals())
         assert (totals.calls, totals.retries, totals.in_flight) == (1, 1, 0)
-    assert [log["event"] for log in logs].count("proxy_back") == 2
+        # Its engine is known all the same: it tells what it has sampled.
+        os.kill(one.pid, signal.SIGKILL)
+        await one.keeper.ask(CloseExecution(execution="g000000.00"))
+        assert one.script.ended == ["g000000.00"] * 2
+    assert [log["event"] for log in logs].count("proxy_back") == 3
 
 
 async def test_of_50_executions_no_acknowledged_call_is_missing_and_no_node_is_double(
