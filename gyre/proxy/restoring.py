@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from gyre.proxy.api import parse_arguments
@@ -27,7 +27,7 @@ def restore(
             continue
         asked = tuple(_asked(message) for message in record.messages)
         execution.compactions.recorded(Conversation(messages=asked))
-        answer = answered(record.output_message)
+        answer = answered(record)
         index.add(
             record.call,
             parent=record.parent,
@@ -52,13 +52,14 @@ def restore(
             execution.keep_undelivered(record.request_key, completion)
 
 
-def answered(message: dict[str, Any]) -> Message:
+def answered(record: CallRecord) -> Message:
     """A recorded answer as it was decoded."""
+    message = record.output_message
     content = message["content"]
     return Message(
         role="assistant",
         content=(content,) if content else (),
-        tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls", ())),
+        tool_calls=tuple(_tool_call(call, record.tool_calls) for call in message.get("tool_calls", ())),
         reasoning=message.get("reasoning_content"),
     )
 
@@ -70,6 +71,11 @@ def _asked(message: dict[str, Any]) -> Message:
     return Message(role=message["role"], content=tuple(block for block in blocks if block))
 
 
-def _tool_call(call: dict[str, Any]) -> ToolCall:
+def _tool_call(call: dict[str, Any], raw_calls: Mapping[str, str]) -> ToolCall:
     function = call["function"]
-    return ToolCall(id=call["id"], name=function["name"], arguments=parse_arguments(function["arguments"]))
+    return ToolCall(
+        id=call["id"],
+        name=function["name"],
+        arguments=parse_arguments(function["arguments"]),
+        raw=raw_calls.get(call["id"]),
+    )

@@ -294,3 +294,18 @@ def test_a_call_whose_arguments_are_no_object_is_shown_as_it_is(codec: Codec) ->
     shown = codec.decode_text(ids)
     assert "I file it." in shown
     assert json.dumps({"name": "put", "arguments": call.arguments}) in shown
+
+
+def test_a_template_that_goes_through_arguments_is_given_no_text(tmp_path: Path) -> None:
+    """As Qwen3-Coder's does, which would refuse a conversation with a malformed call in it."""
+    each = "{% for name, value in call.function.arguments | items %}{{ name + '=' + value }}{% endfor %}"
+    template = CHATML.replace("call.function | tojson", "''").replace("</tool_call>", f"' }}}}{each}{{{{ '")
+    codec = Codec(write_tokenizer(tmp_path, template), "qwen3_coder")
+    good = ToolCall(id="a", name="put", arguments={"folder": "data"})
+    bad = ToolCall(
+        id="b", name="put", arguments="<parameter=folder>\nda", raw="<function=put>\n<parameter=folder>\nda"
+    )
+    shown = codec.decode_text(
+        codec.encode_root([USER, Message(role="assistant", tool_calls=(good, bad))], ())
+    )
+    assert "folder=data" in shown and bad.raw is not None and bad.raw in shown
