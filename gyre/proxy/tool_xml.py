@@ -45,7 +45,8 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 class Qwen3Coder:
     """`<tool_call><function=NAME><parameter=NAME>value</parameter></function></tool_call>`, of Qwen3-Coder
-    and Qwen3.5. Values have no quotes: what they are is what the tool's schema says."""
+    and Qwen3.5. Values have no quotes: what they are is what the tool's schema says. The model leaves the tag
+    around a function out now and then: one of an offered tool is a call all the same."""
 
     markers: tuple[str, ...] = (_OPEN, _CLOSE)
     supports_tools = True
@@ -82,9 +83,13 @@ class Qwen3Coder:
 
 def _read(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]]) -> Block:
     at = start
-    if text.startswith(_OPEN, at):
+    is_open = text.startswith(_OPEN, at)
+    if is_open:
         at = skip_space(text, at + len(_OPEN))
     named = _TAG_NAME.match(text, at + len(_FUNCTION)) if text.startswith(_FUNCTION, at) else None
+    if not is_open and (named is None or named[1] not in schemas):
+        # A text about functions.
+        return Block((), 0, start + len(_FUNCTION))
     if named is None:
         return Block((), 1, before_next(text, max(at, start + 1), _CLOSE, _OPEN)[1])
     values, end = _values(text, named.end())
@@ -157,10 +162,10 @@ def _schemas(tools: Tools) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         function = tool.get("function")
-        parameters = function.get("parameters") if isinstance(function, Mapping) else None
-        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-        if isinstance(function, Mapping) and isinstance(properties, Mapping):
-            found[str(function.get("name"))] = properties
+        if isinstance(function, Mapping):
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            found[str(function.get("name"))] = properties if isinstance(properties, Mapping) else {}
     return found
 
 

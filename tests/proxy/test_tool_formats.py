@@ -252,8 +252,18 @@ def test_a_missing_closing_tag_of_a_parameter_is_none_of_its_value() -> None:
 
 
 def test_a_function_without_the_tag_around_it_is_a_call() -> None:
-    answer = coder.parse("I file it.\n<function=put>\n</function>\nDone.", [PUT])
+    """One in five was shown as text, and the run ended (ollama#16686, ollama PR 17742)."""
+    answer = coder.parse("I file it.\n<function=put>\n</function>\n</tool_call>\nDone.", [PUT])
     assert (named(answer), answer.content) == ([("put", {})], "I file it.\nDone.")
+
+
+@pytest.mark.parametrize("tools", [[], [PUT]])
+def test_a_text_about_functions_calls_none(tools: list[Any]) -> None:
+    """Examples in an explanation were called (ollama PR 16398)."""
+    text = (
+        "Write <function=get_weather>\n<parameter=city>\nTokyo\n</parameter>\n</function>, or <function=..."
+    )
+    assert coder.parse(text, tools) == (text, (), 0)
 
 
 @pytest.mark.parametrize("body", ["<function=put>\nfolder=data\n</function>", "<function=put>{}</function>"])
