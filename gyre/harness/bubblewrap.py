@@ -126,8 +126,7 @@ class Bubblewrap:
 
     def _root(self) -> list[str]:
         argv = [self._bwrap, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session"]
-        # In a user namespace of its own a command could mount memory that nobody counts.
-        argv += ["--disable-userns", "--as-pid-1"]
+        argv += ["--as-pid-1"]
         argv += ["--cap-drop", "ALL", "--uid", str(USER), "--gid", str(USER), "--hostname", "workspace"]
         for folder in SYSTEM:
             if os.path.islink(folder):

@@ -1,6 +1,7 @@
-"""A filter of system calls, for what a network namespace does not keep in.
+"""A filter of system calls, for what namespaces do not keep in.
 
-Sockets of some families (AF_VSOCK, to the host of a virtual machine) belong to no network namespace.
+Sockets of some families (AF_VSOCK, to the host of a virtual machine) belong to no network namespace. And in a
+user namespace of its own a command could mount memory that nobody counts.
 """
 
 from __future__ import annotations
@@ -10,38 +11,59 @@ import platform
 import socket
 import struct
 
-# Of the Linux ABI: audit architecture, and the number of `socket`.
-_MACHINES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
+# Of the Linux ABI: audit architecture, and the numbers of `socket`, `clone` and `unshare`.
+_MACHINES = {"x86_64": (0xC000003E, 41, 56, 272), "aarch64": (0xC00000B7, 198, 220, 97)}
 _X32 = 0x40000000
-# The same everywhere. It could make sockets unseen.
-_IO_URING_SETUP = 425
+# The same everywhere. The first could make sockets unseen, of the other the flags cannot be seen: without it
+# `clone` is used.
+_IO_URING_SETUP, _CLONE3 = 425, 435
+_NEW_USER = 0x10000000
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-_LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _RETURN = 0x20, 0x15, 0x35, 0x06
+_LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 
+_Step = tuple[int, int, str, str]
+
 
 def program(machine: str | None = None) -> bytes | None:
-    """A classic BPF program that forbids sockets of other families than FAMILIES, and what would go round
-    it (other ABIs of the machine, io_uring). None for a machine of another architecture."""
+    """A classic BPF program that forbids sockets of other families than FAMILIES, user namespaces, and what
+    would go round it (other ABIs of the machine, io_uring). None for a machine of another architecture."""
     if (known := _MACHINES.get(machine or platform.machine())) is None:
         return None
-    architecture, number = known
-    tests = [(_JUMP_EQUAL, family, "allow", "") for family in FAMILIES]
-    steps: list[tuple[int, int, str, str]] = [
-        (_LOAD, _ARCHITECTURE, "", ""),
-        (_JUMP_EQUAL, architecture, "", "unknown"),
-        (_LOAD, _NUMBER, "", ""),
-        (_JUMP_ABOVE, _X32, "unknown", ""),
-        (_JUMP_EQUAL, _IO_URING_SETUP, "unknown", ""),
-        (_JUMP_EQUAL, number, "", "allow"),
-        (_LOAD, _FIRST_ARGUMENT, "", ""),
-        *tests,
-        (_RETURN, _ERROR | errno.EAFNOSUPPORT, "", ""),
-    ]
-    labels = {"": 0, "allow": len(steps), "unknown": len(steps) + 1}
-    ends = [(_RETURN, _ALLOW, "", ""), (_RETURN, _ERROR | errno.ENOSYS, "", "")]
+    architecture, socket_, clone, unshare = known
+    return _assembled(
+        {
+            "": [
+                (_LOAD, _ARCHITECTURE, "", ""),
+                (_JUMP_EQUAL, architecture, "", "unknown"),
+                (_LOAD, _NUMBER, "", ""),
+                (_JUMP_ABOVE, _X32, "unknown", ""),
+                (_JUMP_EQUAL, _IO_URING_SETUP, "unknown", ""),
+                (_JUMP_EQUAL, _CLONE3, "unknown", ""),
+                (_JUMP_EQUAL, clone, "flags", ""),
+                (_JUMP_EQUAL, unshare, "flags", ""),
+                (_JUMP_EQUAL, socket_, "", "allow"),
+                (_LOAD, _FIRST_ARGUMENT, "", ""),
+                *((_JUMP_EQUAL, family, "allow", "") for family in FAMILIES),
+                (_RETURN, _ERROR | errno.EAFNOSUPPORT, "", ""),
+            ],
+            "flags": [(_LOAD, _FIRST_ARGUMENT, "", ""), (_JUMP_SET, _NEW_USER, "forbidden", "allow")],
+            "allow": [(_RETURN, _ALLOW, "", "")],
+            "forbidden": [(_RETURN, _ERROR | errno.EPERM, "", "")],
+            "unknown": [(_RETURN, _ERROR | errno.ENOSYS, "", "")],
+        }
+    )
+
+
+def _assembled(blocks: dict[str, list[_Step]]) -> bytes:
+    """Jumps go to the begin of a block; without a name to the next step."""
+    steps = [step for block in blocks.values() for step in block]
+    begins, at = {}, 0
+    for name, block in blocks.items():
+        begins[name] = at
+        at += len(block)
     return b"".join(
-        struct.pack("=HBBI", code, *(max(0, labels[to] - at - 1) for to in (if_so, if_not)), value)
-        for at, (code, value, if_so, if_not) in enumerate(steps + ends)
+        struct.pack("=HBBI", code, *(begins[to] - at - 1 if to else 0 for to in (if_so, if_not)), value)
+        for at, (code, value, if_so, if_not) in enumerate(steps)
     )

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from gyre.harness import usage
+from gyre.harness.actor import HarnessActorConfig
 from gyre.harness.bubblewrap import Bubblewrap
+from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, LimitsConfig, TasksConfig
 from gyre.harness.output import Output
 from gyre.harness.process import Exit
 from gyre.harness.sandbox import Confined, run
+from tests.harness.neighbours import running
 
 walls = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
@@ -155,6 +158,32 @@ async def test_memory_disks_are_small(bubblewrap: Bubblewrap, confined: Make) ->
     output = Output()
     await run(bubblewrap, confined(sys.executable, "-c", code), output, timeout_s=50.0)
     assert output.tail() == f"{64 * MB} False\n"
+
+
+@walls
+async def test_an_execution_says_which_limit_it_exceeded(tmp_path: Path) -> None:
+    """What it left is scored."""
+    (tmp_path / "tasks" / "a").mkdir(parents=True)
+    (tmp_path / "tasks" / "a" / "prompt.md").write_text("use less")
+    config = HarnessActorConfig(
+        harness=HarnessConfig(
+            command=("{python}", "-c", f"open('left', 'w').close()\n{HOG}"),
+            limits=LimitsConfig(memory_bytes=80 * MB),
+            refills=0,
+        ),
+        tasks=TasksConfig(path=tmp_path / "tasks"),
+        evaluator=EvaluatorConfig(
+            command=("{python}", "-c", "import os; print(os.path.exists('left') / 4)"), sandbox="process"
+        ),
+        eval=EvalConfig(),
+        group_size=1,
+        run_dir=tmp_path / "run",
+    )
+    async with running(config) as job:
+        await job.dispatch()
+        (result,) = await job.results(1)
+    assert (result.reason, result.exit_code, result.score) == ("harness_error", 137, 0.25)
+    assert result.detail == over("memory_bytes", 80 * MB).detail
 
 
 def test_usage_of_a_tree(tmp_path: Path) -> None:

@@ -18,10 +18,12 @@ def ends(code: bytes, number: int, architecture: int, argument: int = 0) -> int:
         elif kind == 0x06:
             return int(k)
         else:
-            at += if_so if (value == k if kind == 0x15 else value >= k) else if_not
+            holds = {0x15: value == k, 0x35: value >= k, 0x45: bool(value & k)}[kind]
+            at += if_so if holds else if_not
 
 
-ALLOW, NO_FAMILY, NO_CALL = 0x7FFF0000, 0x00050061, 0x00050026
+ALLOW, NO_FAMILY, NO_CALL, FORBIDDEN = 0x7FFF0000, 0x00050061, 0x00050026, 0x00050001
+NEW_USER = 0x10000000
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,20 @@ def test_other_families_of_sockets_are_refused(machine: str, architecture: int, 
     assert ends(code, 425, architecture) == NO_CALL
     assert ends(code, number | 0x40000000, architecture, 1) == NO_CALL
     assert ends(code, number, 0x40000003, 1) == NO_CALL
+
+
+@pytest.mark.parametrize(
+    ("machine", "architecture", "calls"),
+    [("x86_64", 0xC000003E, (56, 272)), ("aarch64", 0xC00000B7, (220, 97))],
+)
+def test_user_namespaces_are_refused(machine: str, architecture: int, calls: tuple[int, ...]) -> None:
+    code = program(machine)
+    assert code is not None
+    for call in calls:
+        assert ends(code, call, architecture, NEW_USER | 0x20000) == FORBIDDEN
+        assert ends(code, call, architecture, 0x01200011) == ALLOW
+    assert ends(code, 435, architecture) == NO_CALL
+    assert ends(code, calls[0] + 1, architecture, NEW_USER) == ALLOW
 
 
 def test_other_machines_have_no_filter() -> None:
