@@ -132,8 +132,8 @@ async def test_it_has_no_capabilities(bubblewrap: Bubblewrap, confined: Make) ->
     assert "CapBnd:\t0000000000000000" in text
 
 
-async def serve_once(path: Path, answer: bytes) -> None:
-    """A server on a new socket that greets one connection, then is gone."""
+async def serve_once(path: Path, answer: bytes, begin: Callable[[], object] = bool) -> None:
+    """A server on a new socket that greets one connection and is gone; `begin`: once it listens."""
     served = asyncio.Event()
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -142,6 +142,7 @@ async def serve_once(path: Path, answer: bytes) -> None:
         served.set()
 
     async with await asyncio.start_unix_server(serve, path):
+        begin()
         await served.wait()
 
 
@@ -215,8 +216,7 @@ async def test_a_proxy_that_comes_back_is_reached_again(
     task = asyncio.create_task(run(bubblewrap, command, output, timeout_s=30.0))
     await serve_once(path, b"first")
     os.unlink(path)
-    (tmp_path / "workspace" / "go").touch()
-    await serve_once(path, b"second")
+    await serve_once(path, b"second", (tmp_path / "workspace" / "go").touch)
     assert (await task).code == 0
     assert output.tail() == "first\nsecond\n"
 
