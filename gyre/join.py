@@ -257,9 +257,10 @@ def _shm_folder(node_id: str) -> Iterator[Path]:
         with _locked(left) as free:
             if free:
                 shutil.rmtree(left, ignore_errors=True)
-    folder = SHM / f"gyre-join-{node_id}"
-    folder.mkdir(mode=0o700)
-    with _locked(folder):
+    folder, made = SHM / f"gyre-join-{node_id}", SHM / f"gyre-joins-{node_id}"
+    made.mkdir(mode=0o700)
+    with _locked(made):
+        made.rename(folder)  # before it is locked, one that joins at the same time would remove it
         try:
             yield folder
         finally:

@@ -19,7 +19,7 @@ from gyre.actors import Actor, ChildSpec, handles
 from gyre.harness.far import JoinHarness, LeaveHarness
 from gyre.join import CannotJoin, address_of
 from tests.cell.test_satellites import TOKEN, Job, Retired
-from tests.run.jobs import ROOT
+from tests.run.jobs import ROOT, joined_folder
 
 GYRE = "from gyre.cli import app; app()"
 
@@ -44,10 +44,6 @@ def rewrite(token: Path, text: str, mode: int = 0o600) -> None:
     token.chmod(mode)
 
 
-def shm_folders() -> list[Path]:
-    return list(Path("/dev/shm").glob("gyre-join-*"))
-
-
 class Joining:
     """One that joins. `said` are its lines so far."""
 
@@ -64,6 +60,9 @@ class Joining:
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def shm_folder(self) -> Path:
+        return joined_folder(self._process.pid)
 
     async def exit(self) -> int:
         assert self._process.stderr is not None
@@ -97,10 +96,12 @@ async def test_it_joins_and_ends_with_0_when_the_job_is_over(job: Job, token: Pa
         up = (await job.up(1))["cell-1"]
         assert up.far
         await machine.says("joined")
+        folder = machine.shm_folder()
+        assert folder.exists()
         await job.root.stop(job.satellites)
         assert await machine.exit() == 0
         assert "job_over" in machine.said[-1]
-    assert shm_folders() == []
+    assert not folder.exists()
 
 
 async def test_ctrl_c_drains_it(job: Job, token: Path) -> None:

@@ -261,7 +261,7 @@ async def test_memory_comes_back_when_its_last_view_is_gone() -> None:
     thread = threading.Thread(target=left.clear)  # whichever thread drops it
     thread.start()
     thread.join()
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(20.0):
         await back.wait()
 
 

@@ -195,7 +195,7 @@ class RunningJob:
         sockets = Path(listening["unix_socket"]).parent.parent
         return sockets, Path("/dev/shm") / sockets.name
 
-    def assert_nothing_left(self, grace_s: float = 1.0) -> None:
+    def assert_nothing_left(self, grace_s: float = 30.0) -> None:
         """No process, no port, no folder. The harnesses' guardian goes last, within `grace_s`."""
         assert not wait_gone(processes(self.run_dir), grace_s)
         assert [folder for folder in self.folders if folder.exists()] == []
@@ -253,6 +253,16 @@ def logging_to(folder: Path) -> dict[str, int]:
             if log.parent == folder.resolve():
                 found[log.stem] = int(entry.name)
     return found
+
+
+def joined_folder(pid: int) -> Path:
+    """In shared memory, of a machine that has joined: it holds a lock on it."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found.add(Path(os.readlink(entry)))
+    (folder,) = (path for path in found if path.name.startswith("gyre-join-"))
+    return folder
 
 
 def processes(run_dir: Path) -> list[int]:

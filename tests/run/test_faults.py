@@ -127,7 +127,14 @@ def play(folder: Path, policy: Path) -> RunningJob:
         job.wait_for_count(3, "cell_up", cell=2)
         kill(job.pid("store"))
         job.wait_for_count(1, "actor_restarted", actor="store#2")
-        gates.open("g000004", "g000005", "e000002", "e000003")
+        # The core is frozen until satellite 1 trains too, so that work is left for it.
+        gates.open("g000004", "e000002", "e000003")
+        job.wait_for("role_change", cell=0, role="train")
+        core = job.rank_pid(0)
+        os.kill(core, signal.SIGSTOP)
+        gates.open("g000005")
+        job.wait_for("role_change", cell=1, role="train")
+        os.kill(core, signal.SIGCONT)
         job.wait_for("step", step=2)
         gates.open("pause")
         assert job.exit(120.0) == 0

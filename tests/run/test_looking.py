@@ -39,7 +39,7 @@ def test_all_actors_of_all_processes_are_seen(waited: Waited) -> None:
     assert set(seen) - executions == once | cells | ranks
     assert len(executions) == 16
     assert {actor["state"] for actor in seen.values()} == {"running"}
-    assert len({actor["node"]["pid"] for actor in seen.values() if actor["node"]}) == 6
+    assert len({actor["node"]["pid"] for actor in seen.values() if actor["node"]}) == 7
     assert {seen[path]["restarts"] for path in seen} == {0}
 
 

@@ -315,7 +315,7 @@ async def test_a_checkpoint_that_fails_is_an_event_and_no_more(world: World, log
 
 
 async def test_a_cell_too_busy_to_answer_is_shown_as_it_was(world: World) -> None:
-    notes = await started(world)
+    notes = await started(world, status_timeout_s=0.5)
     await world.waterlevel.ask(GetSchedule())
     notes.hold("status", 1)
     status = await world.waterlevel.ask(GetSchedule())

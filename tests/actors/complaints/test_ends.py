@@ -102,7 +102,7 @@ async def test_stopping_oneself_at_the_start_does_not_hang(node: Node) -> None:
         async def started(self) -> None:
             self.context.stop()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         with pytest.raises(SpawnFailed, match="normal"):
             await node.spawn(ChildSpec(name="shy", start=Shy))
     assert node.lives == {}
@@ -124,7 +124,7 @@ async def test_stopped_now_answers_what_waits_with_an_error(node: Node) -> None:
     stopping = asyncio.ensure_future(node.stop(ref))
     await asyncio.sleep(0)
     slow.gate.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await asyncio.wait(asked)
         await stopping
     assert all(isinstance(ask.exception(), ActorDied) for ask in asked)
@@ -147,7 +147,7 @@ async def test_a_drained_actor_answers_what_waits(node: Node) -> None:
     after = asyncio.ensure_future(ref.ask(Total()))
     await asyncio.sleep(0)
     stoppable.gate.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert await asyncio.gather(*before) == [0] * 5
         with pytest.raises(ActorDied, match="normal"):
             await after
@@ -190,7 +190,7 @@ async def test_a_small_mailbox_full_before_the_start_is_over_blocks_nothing(node
     await asyncio.sleep(0.01)
     actor.context.monitor(gone)
     await node.stop(gone)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         if end == "is stopped":
             life(ref).request_stop()
             actor.gate.set()
