@@ -24,8 +24,8 @@ class Relay:
         """Raises OSError where the proxy is not reached."""
         _, writer = await asyncio.open_connection(self._host, self._port)
         writer.close()
-        self._socket.parent.mkdir(parents=True)
-        self._server = await asyncio.start_unix_server(self._connected, self._socket)
+        self._socket.parent.mkdir(parents=True, exist_ok=True)
+        self._server = await asyncio.start_unix_server(self._accept, self._socket)
 
     async def stop(self) -> None:
         self._stopped = True
@@ -35,17 +35,19 @@ class Relay:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._stopped:  # it was accepted just before
+            writer.close()
+            return
+        connection = asyncio.create_task(self._connected(reader, writer), name="relay")
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
         try:
             with contextlib.suppress(OSError):
-                # One may have been accepted just before.
-                if not self._stopped:
-                    await self._connect(reader, writer)
+                await self._connect(reader, writer)
         finally:
-            self._connections.discard(task)
             writer.close()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -87,7 +87,9 @@ async def test_a_proxy_that_is_not_reached_is_an_error_at_once(tmp_path: Path) -
     await relay.stop()
 
 
-async def test_when_it_stops_its_connections_end(tmp_path: Path) -> None:
+async def test_when_it_stops_its_connections_end_and_nobody_complains(tmp_path: Path) -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
     came: asyncio.Future[Streams] = asyncio.get_running_loop().create_future()
 
     async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -102,3 +104,5 @@ async def test_when_it_stops_its_connections_end(tmp_path: Path) -> None:
         await came
     assert await reader.read() == b""
     writer.close()
+    await asyncio.sleep(0)
+    assert complaints == []
