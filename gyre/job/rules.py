@@ -146,7 +146,7 @@ def warnings(job: Job) -> tuple[Fault, ...]:
                 )
             )
     dispatched = (job.schedule.lead_steps + job.schedule.burst_steps) * job.train.groups_per_step
-    if dispatched * job.train.group_size > job.harness.concurrent:
+    if job.harness.here and dispatched * job.train.group_size > job.harness.concurrent:
         found.append(
             Fault(
                 key="harness.concurrent",

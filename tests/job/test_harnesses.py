@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gyre.cli import app
 from gyre.harness.presets import PRESETS
-from gyre.job import JobError, load_job
+from gyre.job import JobError, load_job, warnings
 from gyre.job.harnesses import OF_PRESETS
 from tests.harness.presets.programs import telling
 from tests.job.conftest import JOB, Faults
@@ -98,6 +98,13 @@ def test_any_table_is_a_job_or_has_faults_that_name_its_keys(
         assert keys == {"harness"}
     else:
         assert (job.harness.preset == "custom") == bool(job.harness.command)
+
+
+def test_how_many_are_played_here_does_not_matter_where_none_are(job_file: Path) -> None:
+    few = ["harness.concurrent=1", "cluster.listen=127.0.0.1:0"]
+    assert "harness.concurrent" in {fault.key for fault in warnings(load_job(job_file, few))}
+    elsewhere = load_job(job_file, [*few, "harness.here=false"])
+    assert "harness.concurrent" not in {fault.key for fault in warnings(elsewhere)}
 
 
 def test_check_says_what_is_not_installed(job_file: Path, tmp_path: Path) -> None:
