@@ -60,8 +60,7 @@ class PlayFar(Ask[Exit], frozen=True, kw_only=True):
 
     execution: str
     number: int
-    task: str
-    prompt: str
+    task: Task
     folder: Path
     base_url: str
     key: str
@@ -153,7 +152,7 @@ class FarHarness(Actor):
         attempt = Attempt(
             execution=message.execution,
             number=message.number,
-            task=Task(name=message.task, folder=message.folder, prompt=message.prompt),
+            task=message.task,
             folder=message.folder,
             mark=f"{self._guard}{message.execution}/{message.number}/",
             access=access,
@@ -200,8 +199,7 @@ async def _play_at(machine: Ref, attempt: Attempt) -> Exit:
     message = PlayFar(
         execution=attempt.execution,
         number=attempt.number,
-        task=attempt.task.name,
-        prompt=attempt.task.prompt,
+        task=attempt.task,
         folder=attempt.folder,
         base_url=attempt.access.base_url,
         key=attempt.access.key,

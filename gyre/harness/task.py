@@ -23,7 +23,7 @@ class Part(msgspec.Struct, frozen=True):
     target: str
 
 
-class Script(msgspec.Struct, frozen=True, kw_only=True):
+class Script(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A task's own evaluator as a command, which is run in the workspace. It finds what is in `tests`, and
     the files `beside`, in /tests, and writes its verdict below /logs/verifier: a reward, or with `junit` a
     report that pytest is made to write."""
@@ -36,7 +36,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     junit: bool = False
 
 
-class Suite(msgspec.Struct, frozen=True, kw_only=True):
+class Suite(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A task's own evaluator as hidden tests in a folder of it. With `overlay` they also lie in the
     workspace, in place of what the harness wrote there."""
 

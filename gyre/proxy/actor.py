@@ -22,7 +22,6 @@ from gyre.proxy.config import ProxyConfig
 from gyre.proxy.messages import (
     CloseExecution,
     ExecutionAccess,
-    GetBaseUrl,
     GetProxyTotals,
     OpenExecution,
     ProxyTotals,
@@ -122,10 +121,6 @@ class ProxyActor(Actor):
         return ExecutionAccess(
             base_url=self._base_url, key=execution.key, unix_socket=self._config.unix_socket
         )
-
-    @handles(GetBaseUrl)
-    async def base_url(self, message: GetBaseUrl) -> str:
-        return self._base_url
 
     @handles(CloseExecution, concurrent=True)
     async def close_execution(self, message: CloseExecution) -> None:

@@ -22,6 +22,7 @@ from gyre.proxy.messages import (
     CallDelivered,
     CloseExecution,
     ExecutionAccess,
+    GetBaseUrl,
     GetProxyTotals,
     Happened,
     KnowEngines,
@@ -53,7 +54,8 @@ class _Open:
 
 
 class ProxyKeeper(Actor):
-    """Answers what a ProxyActor does. Starts when that listens. Raises CannotListen, SpawnFailed."""
+    """Answers what a ProxyActor does, and where that listens. Starts when it does. Raises CannotListen,
+    SpawnFailed."""
 
     supervision = Supervision(max_restarts=20, window_s=60.0)
 
@@ -97,6 +99,10 @@ class ProxyKeeper(Actor):
 
     def summary(self) -> Mapping[str, Any]:
         return {"base_url": self._base_url, "executions_open": len(self._executions)}
+
+    @handles(GetBaseUrl)
+    async def base_url(self, message: GetBaseUrl) -> str:
+        return self._base_url
 
     @handles(OpenExecution, concurrent=True)
     async def open_execution(self, message: OpenExecution) -> ExecutionAccess:

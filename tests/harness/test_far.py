@@ -19,6 +19,7 @@ from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, Task
 from gyre.harness.far import JoinHarness, LeaveHarness
 from gyre.trajectory.records import ExecutionOpened
 from tests.harness.conftest import needs_bwrap
+from tests.harness.formats.folders import HARBOR, write
 from tests.harness.neighbours import EMPTY, Job, Neighbours
 
 TOKEN = b"the token that all these nodes hold"
@@ -28,6 +29,10 @@ import os, urllib.request
 asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/models")
 asked.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
 open("answer", "w").write(urllib.request.urlopen(asked).read().decode())
+"""
+FINDS = """
+import os
+open("answer", "w").write(os.getcwd() + " " + os.environ["MODE"])
 """
 # The group's first execution tells whose child it is, and does not end, but the second time.
 HANGS = """
@@ -62,9 +67,9 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @asynccontextmanager
 async def playing(tmp_path: Path, script: str = ASKS, *words: str, **harness: Any) -> AsyncIterator[FarJob]:
-    """A job whose node others may join."""
-    (tmp_path / "tasks" / "a").mkdir(parents=True)
-    (tmp_path / "tasks" / "a" / "prompt.md").write_text("do it")
+    """A job whose node others may join; its tasks' folder may be there already."""
+    if not (tmp_path / "tasks").exists():
+        write(tmp_path / "tasks" / "a", {"prompt.md": "do it"})
     (tmp_path / "run" / "logs").mkdir(parents=True)
     if not {"actor", "preset"} & harness.keys():
         harness["command"] = ("{python}", "-I", "-S", "-c", script, *words)
@@ -112,6 +117,18 @@ async def test_executions_wait_for_a_machine_and_are_played_there(tmp_path: Path
             answered = job.file(result.execution, "workspace") / "answer"
             assert answered.read_text() == f"key-{result.execution}-1"
         assert job.file("g000000.00", "harness.log").exists()
+
+
+@needs_bwrap
+async def test_a_task_is_there_what_it_is_here(tmp_path: Path) -> None:
+    write(tmp_path / "tasks" / "a", HARBOR)
+    async with playing(tmp_path, FINDS, sandbox="bubblewrap", here=False) as job:
+        await job.dispatch()
+        async with machine(job) as (node, harness):
+            await harness.ask(JoinHarness(node=node, executions=2))
+            for result in await job.results(2):
+                answered = job.file(result.execution, "workspace") / "answer"
+                assert answered.read_text() == "/app fast"
 
 
 async def test_what_a_lost_process_played_is_played_again_here(tmp_path: Path) -> None:

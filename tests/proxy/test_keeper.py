@@ -22,6 +22,7 @@ from gyre.cell.engine.base import SamplingParams
 from gyre.proxy import CloseExecution, ExecutionAccess, GetProxyTotals, OpenExecution, ProxyConfig
 from gyre.proxy.actor import ProxyActorConfig
 from gyre.proxy.keeper import ProxyKeeper
+from gyre.proxy.messages import GetBaseUrl
 from gyre.schedule.messages import CloseRoute, OpenRoute
 from gyre.trajectory.actor import TrajectoryActor, TrajectoryActorConfig
 from gyre.trajectory.config import SamplingConfig
@@ -128,6 +129,7 @@ async def test_an_answer_that_was_recorded_and_not_delivered_is_given_again(
     spec = ChildSpec(name="trajectory", start=start)
     async with kept(chatml_folder, tmp_path, logs, spec) as one:
         access = await one.open("g000000.00")
+        assert access.base_url == await one.keeper.ask(GetBaseUrl())
         held.durable.clear()
         body = {"messages": [USER], "stream": False}
         first = asyncio.create_task(one.ask(access, body))
