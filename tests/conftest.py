@@ -78,6 +78,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(JOBS))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was raised where nobody could catch it, last and in full: it may be an earlier test's."""
+    stats = terminalreporter.stats
+    for report in (*stats.get("failed", ()), *stats.get("error", ())):
+        if "PytestUnraisableExceptionWarning" in (text := report.longreprtext):
+            terminalreporter.section(f"unraisable in {report.nodeid}")
+            for line in text.splitlines():
+                if line.startswith(("E ", "Exception ignored")):
+                    terminalreporter.line(line)
+
+
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
     yield
