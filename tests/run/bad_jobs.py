@@ -39,7 +39,7 @@ max_batch = 24
 [harness]
 command = ["{{python}}", "-I", "-S", "{here}/bad_harness.py"]
 sandbox = "process"
-timeout_s = 12
+timeout_s = 18
 attempts = 2
 refills = 0
 
@@ -49,7 +49,7 @@ path = "tasks"
 [evaluator]
 command = ["{{python}}", "-I", "-S", "{here}/bad_evaluator.py", "{{workspace}}", "{{task}}"]
 sandbox = "process"
-timeout_s = 3
+timeout_s = 6
 attempts = 2
 
 [train]
@@ -97,7 +97,7 @@ class Ended(NamedTuple):
         return self.errors.splitlines()[-1]
 
 
-def start(job: Path, run_dir: Path, *overrides: str, resume: bool = False, timeout_s: float = 60.0) -> Ended:
+def start(job: Path, run_dir: Path, *overrides: str, resume: bool = False, timeout_s: float = 120.0) -> Ended:
     """Runs a job that is not to get far, in a process of its own."""
     environment = {**os.environ, "GYRE_TEST_RUN": f"{run_dir}/start"}
     ran = subprocess.run(
@@ -129,7 +129,7 @@ def _arguments(job: Path, run_dir: Path, overrides: Sequence[str], resume: bool)
 
 def _checked(run_dir: Path, ended: Ended) -> Ended:
     """No process is left, and nothing that was said is a trace."""
-    assert not wait_gone(processes(run_dir / "start"), 2.0)
+    assert not wait_gone(processes(run_dir / "start"), 20.0)
     assert "Traceback" not in ended.errors + ended.output
     assert all(len(line) < 1000 for line in ended.errors.splitlines())
     return ended

@@ -15,7 +15,7 @@ from gyre.trajectory.reader import JournalReader
 from tests.run.conftest import Waited
 from tests.run.jobs import RunningJob, rise, running
 
-pytestmark = [pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.timeout(550)]
 
 STEPS = 6
 # Without the shuffling five steps gain 0.31 to 0.35 and eight 0.4 to 0.5; the standard error is 0.055.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.run.conftest import Waited
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 
 def actors(report: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ from tests.run.jobs import (
     weights,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 STEPS = 3
 

@@ -22,7 +22,7 @@ from tests.run.jobs import (
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(500),
     pytest.mark.skipif("GYRE_TEST_TP" not in os.environ, reason="takes long: GYRE_TEST_TP=1"),
 ]
 

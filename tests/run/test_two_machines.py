@@ -31,7 +31,7 @@ from tests.run.test_faults import BEHIND_GATES, HARNESS, Gates
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(550),
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces take root and iproute2"
     ),
