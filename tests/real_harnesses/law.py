@@ -47,7 +47,12 @@ class Kept:
     @property
     def excluded(self) -> dict[str, str]:
         """Reasons by call."""
-        return {entry.call: entry.reason for entry in self.ledger.excluded}
+        return {entry.call: entry.reason for entry in self.ledger.excluded if entry.reason != "undelivered"}
+
+    @property
+    def lost_tokens(self) -> int:
+        """Those that the proxy did not live to record."""
+        return sum(self.tree.undelivered.values())
 
 
 def check_law(stage: Stage, run: Run) -> Kept:
@@ -56,11 +61,12 @@ def check_law(stage: Stage, run: Run) -> Kept:
     with JournalReader(stage.journal) as reader:
         records = reader.calls(run.execution)
         outcome = reader.group(run.execution.partition(".")[0])
+        undelivered = reader.undelivered(run.execution)
     assert outcome is not None
-    assert {record.call for record in records} == set(sampled), "a call without a record, or without tokens"
     for record in records:
         _check_record(record, sampled[record.call])
-    kept = _kept(run, records)
+    assert undelivered == _lost(sampled, records)
+    kept = _kept(run, records, undelivered)
     _check_prompts(kept.tree, sampled)
     _check_one_place(kept, sampled, outcome)
     group = stage.told.groups[outcome.group]
@@ -77,10 +83,18 @@ def _check_record(record: CallRecord, sampled: Sampled) -> None:
     assert list(record.versions) == sampled.versions, record.call
 
 
-def _kept(run: Run, records: list[CallRecord]) -> Kept:
+def _lost(sampled: dict[str, Sampled], records: list[CallRecord]) -> dict[str, int]:
+    """Tokens by call that are in no record."""
+    recorded = {record.call: len(record.output_ids) for record in records}
+    lost = {call: its.lost + len(its.token_ids) - recorded.get(call, 0) for call, its in sampled.items()}
+    return {call: tokens for call, tokens in lost.items() if tokens}
+
+
+def _kept(run: Run, records: list[CallRecord], undelivered: dict[str, int]) -> Kept:
     tree = TrajectoryTree(run.execution)
     for record in records:
         tree.add(record)
+    tree.undelivered |= undelivered
     roles = classify(tree)
     assert run.result.score is not None
     ours = ScoredExecution(execution=run.execution, score=run.result.score, tree=tree, roles=roles)
@@ -104,10 +118,12 @@ def _check_prompts(tree: TrajectoryTree, sampled: dict[str, Sampled]) -> None:
 
 def _check_one_place(kept: Kept, sampled: dict[str, Sampled], outcome: GroupOutcome) -> None:
     entries = [*kept.ledger.trained, *kept.ledger.excluded]
-    assert Counter(entry.call for entry in entries) == Counter(sampled.keys())
-    assert {entry.call: entry.tokens for entry in entries} == {
-        call: len(its.token_ids) for call, its in sampled.items()
-    }
+    places = Counter((entry.call, getattr(entry, "reason", "") == "undelivered") for entry in entries)
+    assert set(places.values()) == {1}
+    tokens: Counter[str] = Counter()
+    for entry in entries:
+        tokens[entry.call] += entry.tokens
+    assert tokens == {call: its.lost + len(its.token_ids) for call, its in sampled.items()}
     unfinished = {record.call for record in kept.records if record.finish_reason == UNFINISHED}
     assert {call for call, reason in kept.excluded.items() if reason == "unfinished"} == unfinished
     # The job came to the same.

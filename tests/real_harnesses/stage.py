@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import shutil
+import signal
 import zlib
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,12 +16,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import structlog
 
 from gyre.actors import Actor, ChildSpec, Down, Node, Ref, handles
-from gyre.cell.engine import Chunk, GenerateRequest, SamplingParams
+from gyre.cell.engine import Chunk, GenerateRequest, SampledLeg, SamplingParams
 from gyre.cell.engine.kv_home import KvHome
 from gyre.cell.engine.scripted import NoWeights, PassTime, ScriptedEngine, at_once
-from gyre.cell.messages import Generate
+from gyre.cell.messages import EndSession, ForgetSession, Generate
 from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.config import EvaluatorConfig, HarnessConfig
 from gyre.harness.evaluator import Evaluator
@@ -29,7 +34,8 @@ from gyre.harness.presets import Launch, launch_of
 from gyre.harness.sandbox import limits_of
 from gyre.harness.tasks import Task
 from gyre.proxy import ProxyConfig
-from gyre.proxy.actor import ProxyActor, ProxyActorConfig
+from gyre.proxy.actor import ProxyActorConfig
+from gyre.proxy.keeper import ProxyKeeper
 from gyre.rdma import SharedMemory
 from gyre.rdma.shm_backend import ShmBackend
 from gyre.schedule.messages import (
@@ -64,9 +70,11 @@ print(right / len(wanted))
 
 @dataclass
 class Sampled:
-    """What the engines sampled for a call, in the order they did."""
+    """What the engines sampled for a call. `lost` counts tokens that were sampled again, after a proxy's
+    death."""
 
     prompt_ids: tuple[int, ...]
+    lost: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -91,6 +99,10 @@ class EngineLedger:
         prompt = request.prompt_ids[: request.prompt_tokens]
         sampled = self.calls.setdefault(request.call, Sampled(prompt))
         assert sampled.prompt_ids == prompt, f"{request.call} came back with another prompt"
+        if position == 0 and sampled.token_ids:
+            sampled.lost += len(sampled.token_ids)
+            for values in (sampled.token_ids, sampled.logprobs, sampled.versions):
+                values.clear()
         assert len(sampled.token_ids) == position, f"{request.call}: position {position} is not the next"
         sampled.token_ids.append(token)
         sampled.logprobs.append(logprob)
@@ -155,7 +167,7 @@ class Stage:
     told: Told
     told_ref: Ref
     sandbox: Bubblewrap
-    proxy_actor: ProxyActor
+    logs: list[Any]
     cells: list[Cell] = field(default_factory=list)
     groups: int = 0
     waits_s: Callable[[str], float] = lambda call: 0.0
@@ -201,14 +213,10 @@ class Stage:
             )
         )
 
-    def reset_connections(self) -> None:
-        """What harnesses see of the proxy's death: their connections are gone, and new ones are taken."""
-        assert self.proxy_actor._server is not None
-        server = self.proxy_actor._server._runner.server
-        assert server is not None
-        for connection in server.connections:
-            if connection.transport is not None:
-                connection.transport.abort()
+    def kill_proxy(self) -> None:
+        """Its connections break; new ones wait until it is back."""
+        started = [log for log in self.logs if log["event"] == "process_started"]
+        os.kill(started[-1]["pid"], signal.SIGKILL)
 
     async def change_role(self, cell: Cell) -> None:
         """To train role and back."""
@@ -297,6 +305,14 @@ class SlowEngine(EngineActor):
         async for chunk in self._cell.engine.generate(message.request):
             yield chunk
 
+    @handles(EndSession, concurrent=True)
+    async def end_session(self, message: EndSession) -> tuple[SampledLeg, ...]:
+        return await self._cell.engine.end_session(message.session)
+
+    @handles(ForgetSession, concurrent=True)
+    async def forget_session(self, message: ForgetSession) -> None:
+        self._cell.engine.forget_session(message.session)
+
 
 class Forwarding(Actor):
     """Between an execution and the TrajectoryActor: learns how it ended."""
@@ -322,8 +338,9 @@ async def stage(
     ledger = EngineLedger(Speaker(tokenizer, policy))
     sockets = folder / "s"
     async with AsyncExitStack() as stack:
+        logs: list[Any] = stack.enter_context(structlog.testing.capture_logs())
         journal = await stack.enter_async_context(Journal(folder / "journal.db"))
-        node = await stack.enter_async_context(Node(name="stage"))
+        node = await stack.enter_async_context(Node(name="stage", where=str(folder)))
         told = Told()
         told_ref = await node.spawn(ChildSpec(name="told", start=lambda: told, restart="temporary"))
         config = TrajectoryActorConfig(
@@ -341,11 +358,11 @@ async def stage(
             model_name=MODEL,
             unix_socket=sockets / "proxy.sock",
         )
-        proxy_actor = ProxyActor(proxy_config, trajectory)
-        proxy = await node.spawn(ChildSpec(name="proxy", start=lambda: proxy_actor))
+        start = partial(ProxyKeeper, proxy_config, trajectory, folder / "proxy.log")
+        proxy = await node.spawn(ChildSpec(name="proxy", start=start))
         sandbox = Bubblewrap(folder / "sandbox")
         await asyncio.to_thread(sandbox.check)
-        built = Stage(node, folder, shm, ledger, proxy, trajectory, told, told_ref, sandbox, proxy_actor)
+        built = Stage(node, folder, shm, ledger, proxy, trajectory, told, told_ref, sandbox, logs)
         stack.push_async_callback(_close_cells, built)
         for _ in range(cells):
             await built.add_cell(pass_s)

@@ -1,4 +1,4 @@
-"""Engines that leave, are slow, and a proxy whose connections break: no harness sees any of it."""
+"""Engines that leave, engines that are slow, a proxy that is killed: the work ends as it would have."""
 
 from __future__ import annotations
 
@@ -61,22 +61,28 @@ async def test_an_engine_says_nothing_for_a_minute(tokenizer: Path, shm: Path, t
 
 
 @pytest.mark.parametrize(
-    ("after_s", "at_token"),
-    [(0.0, 0), (5.0, 0), (0.0, 6), (0.0, 25)],
-    ids=["unbegun", "kept-alive", "in-the-text", "in-a-call"],
+    ("number", "after_s", "at_token"),
+    [("-0000", 0.0, 6), ("-0002", 0.0, 0), ("-0002", 5.0, 0), ("-0002", 0.0, 6), ("-0002", 0.0, 25)],
+    ids=["first-call", "unbegun", "kept-alive", "in-the-text", "in-a-call"],
 )
-async def test_connections_are_reset(
-    harness: Harness, after_s: float, at_token: int, tokenizer: Path, shm: Path, tmp_path: Path
+async def test_the_proxy_is_killed(
+    harness: Harness, number: str, after_s: float, at_token: int, tokenizer: Path, shm: Path, tmp_path: Path
 ) -> None:
-    """Before an answer has begun, where a keep-alive has left already, and after its first words."""
+    """In its first answer, before an answer has begun, where a keep-alive has left already, after the first
+    words. What was sampled until then is on a list; the work ends as without it."""
+    killed: list[str] = []
     async with stage(tmp_path, tokenizer, shm, plain, pass_s=lambda *_: 0.05) as job:
-        job.waits_s = lambda call: after_s if call.endswith("-0002") else 0.0
+        job.waits_s = lambda call: after_s if call.endswith(number) and not killed else 0.0
 
         def on_token(cell: int, call: str, position: int) -> None:
-            if position == at_token and call.endswith("-0002"):
-                job.reset_connections()
+            if position == at_token and call.endswith(number) and not killed:
+                killed.append(call)
+                job.kill_proxy()
 
         job.ledger.on_token = on_token
         run = await job.play(harness.config(), TASK, WANTED)
         kept = check_law(job, run)
+        died = [log for log in job.logs if log["event"] == "proxy_died"]
     check_undisturbed(kept, run)
+    assert len(died) == 1
+    assert kept.lost_tokens > at_token
