@@ -15,8 +15,9 @@ import time
 
 MARK = "GYRE_GUARD"
 PASSES = 100
-# At a process whose environment is empty: a kernel thread and a zombie have no program either.
-LOOKS = 5
+# At a process whose environment is empty: a kernel thread and a zombie have no program either. Where others
+# want to run too, an exec may take a while.
+LOOKS = 7
 
 
 def marked(mark: str) -> list[int]:
@@ -26,7 +27,7 @@ def marked(mark: str) -> list[int]:
     own = os.getpid()
     found: list[int] = []
     look_at = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal() and int(entry) != own]
-    for _ in range(LOOKS):
+    for look in range(LOOKS):
         blank = []
         for process in look_at:
             with contextlib.suppress(OSError):
@@ -38,7 +39,7 @@ def marked(mark: str) -> list[int]:
         if not blank:
             break
         look_at = blank  # in the midst of an exec, or it was given none
-        time.sleep(0.001)
+        time.sleep(0.001 * 2**look)
     return found
 
 

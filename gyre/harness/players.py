@@ -152,7 +152,7 @@ class ActorPlayer:
         attempt.on_start(None)
         halted = False
         try:
-            async with asyncio.timeout(self._config.timeout_s):
+            async with asyncio.timeout(least(self._config.timeout_s, attempt.task.timeout_s)):
                 outcome = await harness.ask(self._message(attempt), timeout_s=FOREVER_S)
         except TimeoutError:
             return Exit(kind="timed_out")
@@ -195,7 +195,7 @@ class ActorPlayer:
             base_url=attempt.access.base_url,
             key=attempt.access.key,
             model=attempt.model,
-            timeout_s=self._config.timeout_s,
+            timeout_s=least(self._config.timeout_s, attempt.task.timeout_s),
             max_workspace_bytes=self._config.max_workspace_bytes,
         )
 
