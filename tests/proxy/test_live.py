@@ -28,19 +28,29 @@ CALL = '<tool_call>{"name": "put", "arguments": {"folder": "d\\u00e4ta"}}</tool_
 SCRAPS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>", CALL, CALL.replace("put", "get")),
     *("<thi", "<", "</", "<tool", "\n", "  ", "\t", "å", "🗂️", "日本", "\N{REPLACEMENT CHARACTER}", "\x85"),
-    *('{"name": "put"', "}", "I file it.", "x"),
+    *('{"name": "put"', "}", "I file it.", "x", '{"name": "put", "parameters": {"folder": 1}}'),
+    *("<|python_tag|>", "<function=put>", "<parameter=folder>", "</parameter>", "</function>", ";"),
+)
+# Tool formats, and whether the prompt opens reasoning.
+KINDS = (
+    ("hermes", False),
+    ("hermes", True),
+    ("qwen3_coder", False),
+    ("llama", False),
+    ("smollm2", False),
+    ("plain", False),
 )
 
 
 class Cases:
-    """Codecs under two templates, the second of which opens reasoning."""
+    """A codec for each kind."""
 
     def __init__(self, folder: Path) -> None:
         turn = "{{- '<|im_start|>assistant\\n' }}{%- endif"
         opening = CHATML.replace(turn, turn.replace("assistant\\n", "assistant\\n<think>\\n"))
         assert opening != CHATML
         folders = write_tokenizer(folder / "plain"), write_tokenizer(folder / "opening", opening)
-        self.codecs = [Codec(each) for each in folders]
+        self.codecs = [Codec(folders[opened], tool_format) for tool_format, opened in KINDS]
         self.tokenizer = Tokenizer.from_file(str(folders[0] / "tokenizer.json"))
 
 
@@ -129,8 +139,8 @@ def responses_said(events: list[dict[str, Any]]) -> dict[str, Any]:
 SAID = (chat_said, messages_said, responses_said)
 
 
-@pytest.mark.parametrize("opened", [False, True])
-@settings(max_examples=120, deadline=None)
+@pytest.mark.parametrize("kind", range(len(KINDS)), ids=[f"{name}-{opened}" for name, opened in KINDS])
+@settings(max_examples=60, deadline=None)
 @example(scraps=["  ", "x", "\n", CALL, "x"], cuts=[1, 2, 3], spoiled=[], parse_tools=True, is_cut=False)
 @example(scraps=["\n", CALL, "x", CALL], cuts=[1, 2], spoiled=[], parse_tools=True, is_cut=True)
 @given(
@@ -142,14 +152,14 @@ SAID = (chat_said, messages_said, responses_said)
 )
 def test_a_stream_says_what_the_complete_answer_says(
     cases: Cases,
-    opened: bool,
+    kind: int,
     scraps: list[str],
     cuts: list[int],
     spoiled: list[int],
     parse_tools: bool,
     is_cut: bool,
 ) -> None:
-    codec = cases.codecs[opened]
+    codec = cases.codecs[kind]
     ids = cases.tokenizer.encode("".join(scraps)).ids
     # Tokens of single bytes, anywhere: sampled bytes need not be text.
     for place in spoiled:
