@@ -34,6 +34,7 @@ from gyre.proxy.live import LiveAnswer
 from gyre.proxy.matching import draw_seed
 from gyre.proxy.messages import OpenExecution, ProxyTotals
 from gyre.proxy.prompts import Prompt, encode_prompt
+from gyre.proxy.recent import WarmPaths
 from gyre.proxy.records import call_record
 from gyre.proxy.routes import Routes, Sample
 from gyre.proxy.settling import settle
@@ -83,6 +84,7 @@ class CallDesk:
         self._by_name: dict[str, Execution] = {}
         self._closed_keys: deque[str] = deque(maxlen=_CLOSED_KEYS)
         self._sums: Counter[str] = Counter()
+        self._warm = WarmPaths()
         self._tools = ToolWatch(codec.tool_format)
         self._came_or_went = asyncio.Event()
 
@@ -91,7 +93,7 @@ class CallDesk:
         name = opening.execution
         self._shut(name)
         key = opening.key or f"gyre-{secrets.token_urlsafe(24)}"
-        execution = Execution(name, opening.attempt, key, opening.refill, opening.compactions)
+        execution = Execution(name, opening.attempt, key, opening.refill, opening.compactions, self._warm)
         self._by_name[name] = self._by_key[execution.key] = execution
         return execution
 
@@ -280,6 +282,7 @@ class CallDesk:
             new_input_ids=prompt.new_ids,
             output_ids=sample.token_ids,
         )
+        self._warm.keep(flight.call, prompt.parent, prompt.ids, sample.token_ids)
         self._count(flight, prompt, sample, answer)
         return Completion(
             **msgspec.structs.asdict(flight.opening),

@@ -12,6 +12,7 @@ from gyre.proxy.compactions import Compactions
 from gyre.proxy.conversation import CallError, CallRequest, Completion, Opening
 from gyre.proxy.matching import ConversationIndex, repetition_key
 from gyre.proxy.messages import CompactionLimit
+from gyre.proxy.recent import WarmPaths
 from gyre.proxy.routes import Sample
 from gyre.trajectory.records import CallRecord, call_name
 
@@ -36,7 +37,7 @@ class Flight:
         self.prompt: Opening | None = None
         self.done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(lambda _: self._ring())
-        self._news = asyncio.Event()
+        self._waiters: list[asyncio.Future[bool]] = []
         self.clients = 1
         self.repeated = False
         self.task: asyncio.Task[None] | None = None
@@ -50,17 +51,22 @@ class Flight:
 
     async def news(self, tokens: int, timeout_s: float) -> bool:
         """Waits until it has more than so many tokens or is done. False where that takes longer."""
+        if len(self.sample.token_ids) > tokens or self.done.done():
+            return True
+        # Streams wait so for each of their tokens, which asyncio.timeout would make dear.
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_later(timeout_s, _answer, waiter, False)
+        self._waiters.append(waiter)
         try:
-            async with asyncio.timeout(timeout_s):
-                while len(self.sample.token_ids) <= tokens and not self.done.done():
-                    await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
+            return await waiter
+        finally:
+            timer.cancel()
 
     def _ring(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            _answer(waiter, True)
 
     @property
     def opening(self) -> Opening:
@@ -80,14 +86,20 @@ class Execution:
     """An open execution: its recorded calls, and its flights by what they ask."""
 
     def __init__(
-        self, name: str, attempt: int, key: str, refill: int = 0, compactions: CompactionLimit | None = None
+        self,
+        name: str,
+        attempt: int,
+        key: str,
+        refill: int = 0,
+        compactions: CompactionLimit | None = None,
+        warm: WarmPaths | None = None,
     ) -> None:
         self.name = name
         self.attempt = attempt
         self.refill = refill
         self.key = key
         self.closed = False
-        self.index = ConversationIndex()
+        self.index = ConversationIndex(warm)
         self.compactions = Compactions(name, compactions)
         self.prompts: Counter[bytes] = Counter()
         self._flights: dict[bytes, list[Flight]] = {}
@@ -159,3 +171,8 @@ class Execution:
             flights.remove(flight)
         if not flights:
             self._flights.pop(flight.key, None)
+
+
+def _answer(waiter: asyncio.Future[bool], news: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(news)

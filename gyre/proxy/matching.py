@@ -23,6 +23,7 @@ from gyre.proxy.conversation import (
     wire_id,
     without_billing,
 )
+from gyre.proxy.recent import RecentDigests, WarmPaths
 
 _DIGEST_BYTES = 16
 
@@ -44,23 +45,28 @@ class Node(NamedTuple):
 
 
 class ConversationIndex:
-    """The recorded calls of one execution."""
+    """The recorded calls of one execution. `warm` are paths of all executions."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm: WarmPaths | None = None) -> None:
+        self._warm = warm or WarmPaths()
         self._nodes: dict[str, Node] = {}
         self._by_digest: dict[bytes, list[str]] = {}
         self._sampled_calls: dict[str, ToolCall] = {}
         self._call_of: dict[str, str] = {}
         self._reasoning_of: dict[str, bytes] = {}
+        self._recent = RecentDigests()
 
     def digests(self, conversation: Conversation) -> list[bytes]:
         """One per prefix: of the tools alone, then after each message."""
-        chain = [_digest(b"tools", sorted(_encode(_bare(tool)) for tool in conversation.tools))]
-        messages = conversation.messages
+        begun, chain = self._recent.beginning(conversation)
+        if not chain:
+            chain = [_digest(b"tools", sorted(_encode(_bare(tool)) for tool in conversation.tools))]
+        messages = conversation.messages[len(begun) :]
         for message, following in zip_longest(messages, messages[1:]):
             digest = self._extend(chain[-1], message)
             was_torn = _is_torn(message, following) and digest not in self._by_digest
             chain.append(chain[-1] if was_torn else digest)
+        self._recent.keep(conversation.tools, (*begun, *messages), chain)
         return chain
 
     def match(self, conversation: Conversation, digests: Sequence[bytes]) -> Match:
@@ -112,6 +118,17 @@ class ConversationIndex:
         for piece in reversed(pieces):
             path.extend(piece)
         return path
+
+    def end_ids(self, call: str) -> Sequence[int]:
+        """Of its path the end, with its last token."""
+        return self._nodes[call].output_ids or self._nodes[call].new_input_ids
+
+    def prompt_ids(self, parent: str | None, new_input_ids: Sequence[int]) -> tuple[int, ...]:
+        """Of a call that goes on from `parent`."""
+        if parent is not None and (path := self._warm.path(parent)) is not None:
+            prompt, output = path
+            return prompt + (output + tuple(new_input_ids))
+        return (*self.path_ids(parent), *new_input_ids)
 
     def prompt_digest(self, parent: str | None, new_input_ids: Sequence[int]) -> bytes:
         """Of a prompt's tokens, in time proportional to the new ones."""

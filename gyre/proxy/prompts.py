@@ -33,7 +33,6 @@ async def encode_prompt(
     if conversation.tools and not codec.supports_tools:
         raise bad_request('this job\'s policy has no tools: harness.proxy.tool_format is "plain"')
     match = index.match(conversation, digests)
-    path = index.path_ids(match.node)
     new = conversation.messages[match.messages :]
     # A template renders the tools at each turn, though only the first shows them.
     characters = len(msgspec.json.encode(conversation.tools)) + sum(map(_characters, new))
@@ -42,14 +41,14 @@ async def encode_prompt(
         sampled = index.as_sampled(new)
         if match.node is None:
             return codec.encode_root(sampled, conversation.tools)
-        return codec.encode_continuation(path, sampled, conversation.tools)
+        return codec.encode_continuation(index.end_ids(match.node), sampled, conversation.tools)
 
     try:
         inline = characters <= _ENCODE_INLINE_CHARACTERS
         new_ids = encode() if inline else await asyncio.to_thread(encode)
     except TemplateRefused as error:
         raise bad_request(str(error)) from error
-    return Prompt(match.node, new, new_ids, (*path, *new_ids))
+    return Prompt(match.node, new, new_ids, index.prompt_ids(match.node, new_ids))
 
 
 def _characters(message: Message) -> int:

@@ -1,0 +1,1 @@
+"""What the proxy costs: between a harness and an engine, over long contexts, in memory."""
