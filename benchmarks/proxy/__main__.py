@@ -28,7 +28,7 @@ from gyre.actors import run
 PARTS = ("calls", "long", "memory", "peer")
 # 100 tokens in two seconds; chunks as an engine's are.
 TALK = Pace(ids=(), tokens=100, first_s=0.1, token_s=0.02, chunk_s=0.05)
-AT_ONCE = Pace(ids=(), tokens=200, first_s=0.0, token_s=0.0, chunk_s=0.05)
+AT_ONCE = Pace(ids=(), tokens=1000, first_s=0.0, token_s=0.0, chunk_s=0.05)
 HARNESSES, TURNS = 256, 8
 
 

@@ -127,8 +127,8 @@ class ConversationIndex:
         """Of a call that goes on from `parent`."""
         if parent is not None and (path := self._warm.path(parent)) is not None:
             prompt, output = path
-            return prompt + (output + tuple(new_input_ids))
-        return (*self.path_ids(parent), *new_input_ids)
+            return prompt + (output + self._warm.shared(new_input_ids))
+        return self._warm.shared((*self.path_ids(parent), *new_input_ids))
 
     def prompt_digest(self, parent: str | None, new_input_ids: Sequence[int]) -> bytes:
         """Of a prompt's tokens, in time proportional to the new ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import deque
 from collections.abc import MutableMapping
 from typing import Any
@@ -17,6 +18,9 @@ from gyre.proxy.restoring import restore
 from gyre.proxy.sockets import Descriptors, ListeningSockets
 from gyre.schedule.messages import CloseRoute, RouteClosed
 from gyre.trajectory.messages import GetCalls
+
+# Objects. A body of a long conversation is some thousands.
+_COLLECT_AFTER = 50_000
 
 
 class ProxyProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +41,9 @@ class ProxyProcess(ProxyActor):
         self._events = _Events()
 
     async def started(self) -> None:
+        # A collection looks at each message and token of the calls in flight, of which none is garbage.
+        gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER, 20, 20)
         structlog.configure(processors=[self._events, *structlog.get_config()["processors"]])
         self.context.run(self._events.tell(self._keeper), name="events")
         await self.prepare()

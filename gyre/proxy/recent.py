@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from operator import eq
 from typing import Any, NamedTuple
@@ -12,8 +12,8 @@ from gyre.proxy.conversation import Conversation, Message
 
 # Of one execution those that go on at the same time, mostly: its own and its sub-agents'.
 _CONVERSATIONS = 4
-# As objects tokens take ten times the memory that they take at rest.
-_WARM_TOKENS = 2_000_000
+# Eight bytes each.
+_WARM_TOKENS = 8_000_000
 
 
 class _Digested(NamedTuple):
@@ -59,12 +59,19 @@ class WarmPaths:
     def __init__(self, most_tokens: int = _WARM_TOKENS) -> None:
         self._paths: OrderedDict[str, tuple[tuple[int, ...], tuple[int, ...]]] = OrderedDict()
         self._room = most_tokens
+        self._ids: dict[int, int] = {}
+
+    def shared(self, ids: Iterable[int]) -> tuple[int, ...]:
+        """The same as objects of which there is one for each token that is known, and not for each that is
+        said: to send them is faster too."""
+        known = self._ids.setdefault
+        return tuple([known(token, token) for token in ids])
 
     def keep(self, call: str, parent: str | None, prompt: tuple[int, ...], output: Sequence[int]) -> None:
         """In place of its parent's, which it begins with."""
         if parent is not None:
             self._drop(parent)
-        self._paths[call] = prompt, tuple(output)
+        self._paths[call] = prompt, self.shared(output)
         self._room -= len(prompt) + len(output)
         while self._room < 0:
             self._drop(next(iter(self._paths)))

@@ -401,4 +401,6 @@ def _cut(leg: _Leg) -> None:
 
 def _rest(request: GenerateRequest, sample: Sample) -> GenerateRequest:
     """What is left of a call: the tokens so far become prompt, the positions of its draws go on."""
-    return msgspec.structs.replace(request, prompt_ids=(*request.prompt_ids, *sample.token_ids))
+    if not sample.token_ids:
+        return request
+    return msgspec.structs.replace(request, prompt_ids=request.prompt_ids + tuple(sample.token_ids))
