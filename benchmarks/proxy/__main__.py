@@ -26,10 +26,11 @@ from benchmarks.report import Report
 from gyre.actors import run
 
 PARTS = ("calls", "long", "memory", "peer")
-# 100 tokens in two seconds; chunks as an engine's are.
-TALK = Pace(ids=(), tokens=100, first_s=0.1, token_s=0.02, chunk_s=0.05)
+# 50 tokens a second; chunks as an engine's are.
+TALK = Pace(ids=(), tokens=250, first_s=0.2, token_s=0.02, chunk_s=0.05)
+BRIEF = Pace(ids=(), tokens=25, first_s=0.02, token_s=0.01, chunk_s=0.05)
 AT_ONCE = Pace(ids=(), tokens=1000, first_s=0.0, token_s=0.0, chunk_s=0.05)
-HARNESSES, TURNS = 256, 8
+HARNESSES, TURNS = 256, 6
 
 
 async def measure(report: Report, console: Console, parts: list[str], quick: bool, rllm: Path | None) -> None:
@@ -37,7 +38,8 @@ async def measure(report: Report, console: Console, parts: list[str], quick: boo
     with tempfile.TemporaryDirectory(prefix="gyre-bench-") as name:
         folder = Path(name)
         ids = write_tokenizer(folder / "tokenizer")
-        talk, at_once = (msgspec.structs.replace(pace, ids=ids) for pace in (TALK, AT_ONCE))
+        talk = msgspec.structs.replace(BRIEF if quick else TALK, ids=ids)
+        at_once = msgspec.structs.replace(AT_ONCE, ids=ids)
         if "calls" in parts or "peer" in parts:
             (folder / "talk").mkdir()
             awake = nullcontext() if quick else awake_cores()

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import anyio
@@ -122,7 +123,7 @@ async def _gateway(python: Path, folder: Path, engine_port: int) -> AsyncIterato
     options: dict[str, Any] = {"--port": port, "--worker": worker, "--db-path": folder / "peer.db"}
     flags = [str(part) for pair in options.items() for part in pair]
     command = [str(python), "-m", "rllm_model_gateway", "--store", "sqlite", "--log-level", "ERROR", *flags]
-    async with await anyio.open_process(command, stdout=None, stderr=None) as process:
+    async with await anyio.open_process(command, stdout=DEVNULL, stderr=DEVNULL) as process:
         try:
             with anyio.fail_after(60):
                 await _until_it_listens(port)

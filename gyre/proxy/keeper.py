@@ -85,6 +85,8 @@ class ProxyKeeper(Actor):
             config=ProxyProcessConfig(
                 proxy=self._config, trajectory=self._trajectory, keeper=self.context.ref, held=held
             ),
+            # One text is encoded at a time: other threads would only be waited for.
+            environment={"TOKENIZERS_PARALLELISM": "false"},
             log_path=self._log_path,
             restart="permanent",
             inherits=(held.tcp,) if held.unix is None else (held.tcp, held.unix),

@@ -123,16 +123,11 @@ class LiveAnswer:
         return Piece("text", content)
 
 
-def before_marker(text: str, marker: str) -> Certain:
-    """For formats whose calls begin with `marker`: content ends before it, and before the space there."""
-    start = text.find(marker)
-    end = before_part_of(text, marker) if start < 0 else start
-    return Certain(len(text[:end].rstrip()), start >= 0)
-
-
 def before_part_of(text: str, marker: str) -> int:
     """Where a marker may begin that the text's end cuts off; the text's length where none may."""
-    for size in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:size]):
-            return len(text) - size
+    at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while at >= 0:
+        if marker.startswith(text[at:]):
+            return at
+        at = text.find(marker[0], at + 1)
     return len(text)
