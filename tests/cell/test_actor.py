@@ -157,7 +157,6 @@ class House:
                 queue=queue,
                 stores=queue,
                 core=self.cells[0] if cell else None,
-                pull_timeout_s=0.1,
             )
             actor = Cell(config, ranks)
             ref = await self.node.spawn(
@@ -260,6 +259,8 @@ async def test_a_cell_that_went_back_three_times_in_a_row_ends(house: House) -> 
 async def test_a_core_that_gives_no_weights_in_time_sends_the_cell_back(house: House) -> None:
     core = house.node.lookup("cell-0").target.actor._core  # type: ignore[union-attr]
     core.snapshots._ready.clear()
+    cell = house.node.lookup("cell-1").target.actor  # type: ignore[union-attr]
+    cell._config = msgspec.structs.replace(cell._config, pull_timeout_s=0.1)
     asking = asyncio.create_task(house.cells[1].ask(EnterTrain(change="r000001")))
     assert await house.queue.told("pull_training_weights") == "the core gave no weights within 0.1 s"
     core.snapshots._ready.set()

@@ -188,7 +188,7 @@ async def test_a_wrong_group_is_its_senders_error(setting: Setting) -> None:
 async def test_time_alone_ends_patience_and_leases(tmp_path: Path) -> None:
     async with Journal(tmp_path / "journal.db") as journal, Node(name="test") as node:
         setting = Setting(node, tmp_path / "journal.db")
-        await setting.start(journal, patience_s=0.05, lease_s=0.2, hand_over_patience_s=0.02)
+        await setting.start(journal, patience_s=0.05, lease_s=1.0, hand_over_patience_s=0.02)
         assert await setting.queue.ask(claim(1)) == Idle()
         await setting.add(0, 1)
         lease = await setting.lease(1)
