@@ -401,6 +401,7 @@ def _cut(leg: _Leg) -> None:
 
 def _rest(request: GenerateRequest, sample: Sample) -> GenerateRequest:
     """What is left of a call: the tokens so far become prompt, the positions of its draws go on."""
-    if not sample.token_ids:
+    if not sample.moved_at:
         return request
-    return msgspec.structs.replace(request, prompt_ids=request.prompt_ids + tuple(sample.token_ids))
+    prompt_ids = request.prompt_ids + tuple(sample.token_ids)
+    return msgspec.structs.replace(request, prompt_ids=prompt_ids, stay=len(sample.moved_at))

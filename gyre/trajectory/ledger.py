@@ -106,15 +106,12 @@ def all_excluded(tree: TrajectoryTree, reason: Reason) -> Ledger:
 
 def undelivered(legs: Iterable[SampledLeg], ends: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Of what engines sampled for an execution's calls what is in no record, by call. `ends` are, of each
-    call that has a record, the positions at which its stays at engines were over. Where several legs begin at
-    a position, all but one were over there."""
-    sampled: Counter[tuple[str, int]] = Counter()
-    for leg in legs:
-        sampled[leg.call, leg.position] += leg.tokens
+    call that has a record, the positions in its output at which its stays at engines were over."""
     found: Counter[str] = Counter()
-    for (call, position), tokens in sorted(sampled.items()):
-        end = next((end for end in ends.get(call, ()) if end > position), position)
-        found[call] += max(0, tokens - (end - position))
+    for leg in legs:
+        its = (0, *ends.get(leg.call, ()))
+        delivered = its[leg.stay + 1] - its[leg.stay] if leg.stay + 1 < len(its) else 0
+        found[leg.call] += max(0, leg.tokens - delivered)
     return dict(+found)
 
 

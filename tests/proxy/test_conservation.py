@@ -35,7 +35,7 @@ from tests.trajectory.trees import result, spec
 
 EXECUTIONS = ("g000000.00", "g000000.01")
 CELLS = 3
-TURNS = 3
+TURNS = 5
 FAULTS = ("move", "cut", "abort", "restart", "kill proxy")
 HERE = conserved.__name__
 
@@ -67,8 +67,8 @@ class Job:
         self._engines: dict[int, Ref] = {}
         self._proxy: Ref
         self._keeper: Ref
-        self._attempts = dict.fromkeys(EXECUTIONS, 0)
         self._over = 0
+        self._attempts = dict.fromkeys(EXECUTIONS, 0)
         self._next = 0
         self._anew = {execution: asyncio.Event() for execution in EXECUTIONS}
         self._back = asyncio.Event()
@@ -101,7 +101,7 @@ class Job:
             anew.cancel()
             undisturbed = talking.done()
             talking.cancel()
-            self._open.pop(name, None)
+            del self._open[name]
             await self._of_any_life(lambda: CloseExecution(execution=name))
             if undisturbed:
                 talking.result()
@@ -141,9 +141,9 @@ class Job:
     async def _disturb(self) -> None:
         rng = self.sim.rng
         while self._over < len(EXECUTIONS):
-            await asyncio.sleep(rng.random() * 0.3)
+            await asyncio.sleep(rng.random() * 0.2)
             fault, cell = rng.choice(self._faults), rng.randrange(CELLS)
-            if self.happened.count(fault) == 4:
+            if self.happened.count(fault) == 3:
                 continue
             self.happened.append(fault)
             match fault:
@@ -154,7 +154,8 @@ class Job:
                 case "abort":
                     await self._engines[cell].tell(AbortAll())
                 case "restart":
-                    self._anew[rng.choice(EXECUTIONS)].set()
+                    for name in self._open:
+                        self._anew[name].set()
                 case "kill proxy":
                     self._kill(self._proxy_name)
                     await asyncio.sleep(rng.random() * 0.1)

@@ -14,8 +14,8 @@ from gyre.proxy.settling import settle
 from gyre.trajectory.records import RecordSampled
 from tests.proxy.scripted import Die, Mourner
 
-LEG = SampledLeg(call="x-1-0000", position=0, tokens=3)
-OTHER = SampledLeg(call="x-1-0001", position=2, tokens=1)
+LEG = SampledLeg(call="x-1-0000", stay=0, tokens=3)
+OTHER = SampledLeg(call="x-1-0001", stay=1, tokens=1)
 
 
 @dataclass

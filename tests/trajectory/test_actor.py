@@ -187,7 +187,7 @@ async def test_every_token_of_complete_groups_is_trained_or_listed_with_a_reason
 async def test_what_was_not_delivered_is_in_the_journal_when_it_is_answered(path: Path) -> None:
     async with running(path) as room:
         await room.open("g000000.00")
-        leg = SampledLeg(call="g000000.00-1-0000", position=0, tokens=7)
+        leg = SampledLeg(call="g000000.00-1-0000", stay=0, tokens=7)
         await room.ref.ask(RecordSampled(execution="g000000.00", legs=(leg,)))
         with JournalReader(path) as reader:
             assert reader.undelivered("g000000.00") == {leg.call: 7}

@@ -44,14 +44,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call. `prompt_ids` is the prompt plus, for a resumed call, the tokens sampled so far;
     `prompt_tokens` is the length of the prompt alone: positions for the random draws and `max_new_tokens`
     count from there.
-    `session` names the execution, for prefix reuse. With `routed_experts` a model of experts says which
-    ones it took."""
+    `session` names the execution, for prefix reuse; `stay` counts the engines that the call was at before.
+    With `routed_experts` a model of experts says which ones it took."""
 
     call: str
     session: str
     prompt_ids: tuple[int, ...]
     prompt_tokens: int
     sampling: SamplingParams
+    stay: int = 0
     routed_experts: bool = False
 
 

@@ -9,10 +9,10 @@ LIMIT_LEGS = 1 << 18
 
 
 class SampledLeg(msgspec.Struct, frozen=True, kw_only=True):
-    """A call's stay at an engine: so many `tokens` were sampled there, from `position` of its output on."""
+    """A call's `stay` at an engine, its first is 0: so many `tokens` were sampled there."""
 
     call: str
-    position: int
+    stay: int
     tokens: int
 
 

@@ -47,9 +47,9 @@ class Sequence:
     @property
     def leg(self) -> SampledLeg:
         """What was sampled of it here."""
-        given = len(self.request.prompt_ids)
-        position = given - self.request.prompt_tokens
-        return SampledLeg(call=self.request.call, position=position, tokens=len(self.tokens) - given)
+        request = self.request
+        tokens = len(self.tokens) - len(request.prompt_ids)
+        return SampledLeg(call=request.call, stay=request.stay, tokens=tokens)
 
     def check_finished(self) -> None:
         """Sets the finish reason if the tokens so far end the call."""

@@ -61,8 +61,8 @@ class Call:
     @property
     def leg(self) -> SampledLeg:
         """What was sampled of it here."""
-        position = len(self.request.prompt_ids) - self.request.prompt_tokens
-        return SampledLeg(call=self.request.call, position=position, tokens=len(self._sampled))
+        request = self.request
+        return SampledLeg(call=request.call, stay=request.stay, tokens=len(self._sampled))
 
     @property
     def so_far(self) -> GenerateRequest:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
+import msgspec
+
 from gyre.cell.engine import Engine, SampledLeg, SamplingParams
 from tests.cell.engine.calls import chunks_of, generate, joined, prompt, request, until
 from tests.cell.engine.conftest import Case
@@ -12,8 +14,8 @@ from tests.cell.engine.conftest import Case
 LONG = SamplingParams(seed=1, max_new_tokens=200)
 
 
-def leg(call: str, tokens: int, position: int = 0) -> SampledLeg:
-    return SampledLeg(call=call, position=position, tokens=tokens)
+def leg(call: str, tokens: int, stay: int = 0) -> SampledLeg:
+    return SampledLeg(call=call, stay=stay, tokens=tokens)
 
 
 async def first_chunk_of(engine: Engine, call: str, session: str = "s") -> int:
@@ -35,10 +37,11 @@ async def test_it_tells_what_it_sampled_call_by_call_and_again_until_it_is_to_fo
     assert [its.call for its in await engine.end_session("another")] == ["c"]
 
 
-async def test_a_resumed_call_is_told_from_where_it_was_resumed(case: Case) -> None:
+async def test_of_a_resumed_call_what_was_sampled_here_is_told(case: Case) -> None:
     engine = await case.awake()
-    await generate(engine, prompt(9), prompt_tokens=5)
-    assert await engine.end_session("s") == (leg("c", 16, position=4),)
+    asked = msgspec.structs.replace(request(prompt(9), prompt_tokens=5), stay=2)
+    await chunks_of(engine, asked)
+    assert await engine.end_session("s") == (leg("c", 16, stay=2),)
 
 
 async def test_calls_end_with_their_session_and_no_token_is_untold(case: Case) -> None:

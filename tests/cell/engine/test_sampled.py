@@ -4,7 +4,7 @@ from gyre.cell.engine.sampled import SampledLedger, SampledLeg
 
 
 def leg(call: str, tokens: int) -> SampledLeg:
-    return SampledLeg(call=call, position=0, tokens=tokens)
+    return SampledLeg(call=call, stay=0, tokens=tokens)
 
 
 def test_a_leg_without_tokens_is_not_kept() -> None:
