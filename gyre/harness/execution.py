@@ -173,7 +173,7 @@ class ExecutionActor(Actor):
             output.close()
             # While the job stops, the proxy may be gone before.
             with contextlib.suppress(ActorError):
-                await self._around.proxy.ask(CloseExecution(execution=execution))
+                await self._around.proxy.ask(CloseExecution(execution=execution), timeout_s=JOURNAL_S)
 
     def _prepare(self) -> None:
         """A fresh workspace, whatever an earlier attempt or life of the job left."""

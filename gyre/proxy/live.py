@@ -61,15 +61,18 @@ class LiveText:
 
 class LiveAnswer:
     """Reasoning and content of an answer, as `split_reasoning` and a tool format see the complete one.
-    `opened`: the prompt ended with the opening tag. `certain` says it of content, None where all is."""
+    `opened`: the prompt ended with the opening tag. `certain` says it of content, with
+    whether some was told before; None where all is."""
 
-    def __init__(self, text: LiveText, *, opened: bool, certain: Callable[[str], Certain] | None) -> None:
+    def __init__(
+        self, text: LiveText, *, opened: bool, certain: Callable[[str, bool], Certain] | None
+    ) -> None:
         self._text = text
         self._opened = opened
         self._certain = certain
         self._held = ""
         self._step: Callable[[], Piece | None] | None = self._begin
-        self._thought = False
+        self._thought = self._answered = False
 
     def hear(self, ids: Sequence[int]) -> list[Piece]:
         """What they add."""
@@ -116,8 +119,11 @@ class LiveAnswer:
             self._step = self._answer
 
     def _answer(self) -> Piece:
-        certain = Certain(len(self._held), False) if self._certain is None else self._certain(self._held)
+        certain = Certain(len(self._held), False)
+        if self._certain is not None:
+            certain = self._certain(self._held, self._answered)
         content, self._held = self._held[: certain.characters], self._held[certain.characters :]
+        self._answered = self._answered or bool(content)
         if certain.ends:
             self._step = None
         return Piece("text", content)

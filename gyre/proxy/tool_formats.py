@@ -22,7 +22,7 @@ class Plain:
     def parse(self, text: str, tools: Tools = ()) -> SampledAnswer:
         return SampledAnswer(text, (), 0)
 
-    def certain(self, text: str) -> Certain:
+    def certain(self, text: str, begun: bool) -> Certain:
         return Certain(len(text), ends=False)
 
     def describe(self, tools: Tools) -> str:

@@ -39,7 +39,7 @@ class Hermes:
     def parse(self, text: str, tools: Tools = ()) -> SampledAnswer:
         return parse_blocks(text, lambda text, at: text.find(_OPEN, at), self._read)
 
-    def certain(self, text: str) -> Certain:
+    def certain(self, text: str, begun: bool) -> Certain:
         return before_markers(text, _OPEN)
 
     def describe(self, tools: Tools) -> str:
@@ -116,8 +116,8 @@ class Llama:
     def parse(self, text: str, tools: Tools = ()) -> SampledAnswer:
         return parse_blocks(text, self._find, self._read)
 
-    def certain(self, text: str) -> Certain:
-        if text.lstrip()[:1] in ("", "{"):
+    def certain(self, text: str, begun: bool) -> Certain:
+        if not begun and text.lstrip()[:1] in ("", "{"):
             return Certain(0, bool(text.strip()))
         return before_markers(text, _PYTHON_TAG)
 

@@ -60,8 +60,9 @@ class ToolFormat(Protocol):
         """Never raises. Content is what was sampled up to the first call, but for the space before that.
         `tools` are those offered."""
 
-    def certain(self, text: str) -> Certain:
-        """Of a part of an answer that goes on, what `parse` will say is content whatever follows."""
+    def certain(self, text: str, begun: bool) -> Certain:
+        """Of a part of an answer that goes on, what `parse` will say is content whatever follows. `begun`:
+        some was before that part."""
 
     def describe(self, tools: Tools) -> str:
         """The part of a system message that tells the model its tools."""

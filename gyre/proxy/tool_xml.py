@@ -60,7 +60,7 @@ class Qwen3Coder:
 
         return parse_blocks(text, find, lambda text, start: _read(text, start, schemas))
 
-    def certain(self, text: str) -> Certain:
+    def certain(self, text: str, begun: bool) -> Certain:
         return before_markers(text, _OPEN, _FUNCTION)
 
     def describe(self, tools: Tools) -> str:

@@ -99,6 +99,7 @@ class TrajectoryActor(Actor):
 
     @handles(GetCalls)
     async def calls(self, message: GetCalls) -> AsyncIterator[CallRecord]:
+        await self._journal.write()  # what is on its way there is durable before this is
         for record in await asyncio.to_thread(self._read_calls, message.execution):
             yield record
 

@@ -205,6 +205,14 @@ def test_text_is_told_token_by_token(cases: Cases) -> None:
     assert len(reasoning) > 3 and len(text) > 3
 
 
+def test_a_brace_amid_an_answer_holds_nothing_back(cases: Cases) -> None:
+    """At its beginning it may be a call of Llama's."""
+    llama = cases.codecs[KINDS.index(("llama", False))]
+    ids = cases.tokenizer.encode("Use {name} as a placeholder.").ids
+    assert "".join(text for _, text in pieces(llama, ids)) == "Use {name} as a placeholder."
+    assert pieces(llama, cases.tokenizer.encode("{name} is").ids) == []
+
+
 def test_half_a_character_and_half_a_marker_are_held_back(cases: Cases) -> None:
     live = cases.codecs[0].live()
     path = cases.tokenizer.encode("日").ids

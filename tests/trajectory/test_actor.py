@@ -4,7 +4,7 @@ import asyncio
 import math
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from gyre.schedule.messages import EvalDone, GroupFinished
 from gyre.trajectory.actor import TrajectoryActor, TrajectoryActorConfig
 from gyre.trajectory.config import SamplingConfig
 from gyre.trajectory.journal import Journal
-from gyre.trajectory.messages import AddGroup, GetResume, GetTotals, SetWaterlevel
+from gyre.trajectory.messages import AddGroup, GetCalls, GetResume, GetTotals, SetWaterlevel
 from gyre.trajectory.reader import JournalReader
 from gyre.trajectory.records import (
     CallRetried,
@@ -128,6 +128,26 @@ async def test_an_answered_call_is_in_the_journal(path: Path) -> None:
         await room.call("a")
         with JournalReader(path) as reader:
             assert [call.call for call in reader.calls("g000000.00")] == ["a"]
+
+
+async def test_a_call_on_its_way_to_the_journal_is_among_those_that_are_asked_for(path: Path) -> None:
+    """Else a proxy that is back would sample it anew."""
+
+    async def known(room: Room) -> list[str]:
+        async with aclosing(room.ref.stream(GetCalls(execution="g000000.00"))) as calls:
+            return [one.call async for one in calls]
+
+    async with running(path) as room:
+        await room.open("g000000.00")
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # the journal waits
+            recording = asyncio.create_task(room.call("a"))
+            await asyncio.sleep(0)
+            asked = asyncio.create_task(known(room))
+            await asyncio.wait([asked], timeout=0.3)
+            other.execute("ROLLBACK")
+        await recording
+        assert await asked == ["a"]
 
 
 async def test_a_call_that_does_not_fit_is_refused_with_its_ids(path: Path) -> None:
