@@ -76,7 +76,7 @@ values = st.one_of(
 ).filter(lambda value: value is not None)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     name=st.one_of(st.sampled_from(["custom", *PRESETS]), st.text(max_size=12)),
     table=st.dictionaries(
