@@ -15,7 +15,8 @@ from gyre.trajectory.records import RecordSampled
 
 log = structlog.get_logger()
 
-_ANSWER_S = 5.0
+# Some do the prompts of long calls first.
+_ANSWER_S = 120.0
 
 
 async def settle(execution: str, engines: Collection[Ref], trajectory: Ref, record_s: float) -> None:
