@@ -13,9 +13,9 @@ import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-LOOK_EVERY_S = 0.25
+LOOK_EVERY_S = 0.5
 # Looks that take long have at most this share of the time.
-SHARE = 0.05
+SHARE = 0.02
 # So many files are looked at before others have their turn.
 SLICE = 200
 PAGE_BYTES = resource.getpagesize()

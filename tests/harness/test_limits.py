@@ -144,9 +144,9 @@ async def test_what_is_within_the_limits_runs(bubblewrap: Bubblewrap, confined: 
     """Shared memory counts once, a file with many names too."""
     code = (
         "import os, time\nheld = b'x' * (64 << 20)\n"
-        "children = [os.fork() for _ in range(1)]\nif 0 in children: time.sleep(0.4); os._exit(0)\n"
+        "children = [os.fork() for _ in range(1)]\nif 0 in children: time.sleep(0.7); os._exit(0)\n"
         "open('file', 'wb').write(b'x' * (1 << 20))\nfor n in range(60): os.link('file', str(n))\n"
-        "time.sleep(0.4)\nos.wait()"
+        "time.sleep(0.7)\nos.wait()"
     )
     command = confined(sys.executable, "-c", code, memory_bytes=110 * MB, disk_bytes=20 * MB)
     assert await ended(bubblewrap, command) == Exit(kind="exited", code=0)
