@@ -57,8 +57,13 @@ def see(path: str) -> None:
 
 
 def write(path: str) -> None:
-    with open(path, "wb"):
-        pass
+    """What can be opened is left as it is: it may be a file of the host, if a wall fails."""
+    os.close(os.open(path, os.O_WRONLY))
+
+
+def create(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    os.unlink(path)
 
 
 def signal(pid: int) -> None:
@@ -99,7 +104,8 @@ def neighbours() -> None:
 
 
 TRIES: tuple[Callable[..., None], ...] = (
-    *(connect, send, resolve, unix, raw, vsock, read, see, write, signal, answer, call, mount, neighbours),
+    *(connect, send, resolve, unix, raw, vsock, read, see, write, create, signal, answer, call, mount),
+    neighbours,
 )
 
 

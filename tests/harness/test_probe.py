@@ -4,8 +4,9 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.output import Output
 from gyre.harness.process import Exit
 from gyre.harness.sandbox import Confined, Mount, run
+from tests.harness import probe
 from tests.harness.conftest import needs_bwrap
-
-pytestmark = needs_bwrap
 
 Make = Callable[..., Confined]
 Try = tuple[Any, ...]
@@ -74,8 +74,9 @@ WRITES = (
     "/proc/sysrq-trigger",
     "/proc/sys/vm/overcommit_memory",
     "/proc/sys/net/ipv4/ip_forward",
-    "/dev/new",
 )
+# Numbers inside count from 1, and few are used.
+NONE_INSIDE_FROM = 64
 RAW = (
     (socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP),
     (socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW),
@@ -104,6 +105,7 @@ def tried(host: dict[str, Any]) -> list[Try]:
         *(("read", path) for path in READS),
         *(("see", path) for path in (*FILES, *host["files"])),
         *(("write", path) for path in (*WRITES, *host["files"])),
+        ("create", "/dev/new"),
         *(("see", f"/proc/{pid}") for pid in host["pids"]),
         *(("signal", pid) for pid in host["pids"]),
         *(("raw", family, kind, 0) for family in OTHER_FAMILIES for kind in (1, 2, 3, 5)),
@@ -119,6 +121,19 @@ def tried(host: dict[str, Any]) -> list[Try]:
     ]
 
 
+@pytest.fixture
+def pids() -> Iterator[list[int]]:
+    """Numbers of processes of the host that none inside has; in a container this one's may be 1."""
+    while (child := subprocess.Popen(["sleep", "1000"])).pid < NONE_INSIDE_FROM:
+        child.kill()
+        child.wait()
+    try:
+        yield [pid for pid in (child.pid, os.getpid(), os.getppid()) if pid >= NONE_INSIDE_FROM]
+    finally:
+        child.kill()
+        child.wait()
+
+
 async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write((await reader.readline()).upper())
     await writer.drain()
@@ -132,8 +147,9 @@ def bubblewrap(tmp_path: Path) -> Bubblewrap:
     return made
 
 
+@needs_bwrap
 async def test_the_proxy_is_reached_and_nothing_else(
-    bubblewrap: Bubblewrap, confined: Make, tmp_path: Path
+    bubblewrap: Bubblewrap, confined: Make, pids: list[int], tmp_path: Path
 ) -> None:
     (tmp_path / "proxy").mkdir()
     (tmp_path / "secret").write_text("of the host")
@@ -155,7 +171,7 @@ async def test_the_proxy_is_reached_and_nothing_else(
             "name": socket.gethostname(),
             "sockets": [f"@{abstract}", str(tmp_path / "other"), actors[1]],
             "files": [str(tmp_path / "secret"), __file__, str(Path.home() / ".profile")],
-            "pids": [os.getpid(), os.getppid()],
+            "pids": pids,
         }
         assert all(map(os.path.exists, (*host["sockets"][1:], *host["files"][:2])))
         tries = [("answer", WAY_OUT), *tried(host)]
@@ -163,6 +179,17 @@ async def test_the_proxy_is_reached_and_nothing_else(
     reached = [what for what, said in found if said == "REACHED"]
     assert reached == [["answer", WAY_OUT]]
     assert len(found) == len(tries) > 100
+
+
+def test_what_the_probe_reaches_it_leaves_as_it_is(tmp_path: Path) -> None:
+    """Where a wall fails, these are files of the host."""
+    (tmp_path / "file").write_text("of the host")
+    probe.write(str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "of the host"
+    with pytest.raises(FileNotFoundError):
+        probe.write(str(tmp_path / "new"))
+    probe.create(str(tmp_path / "new"))
+    assert os.listdir(tmp_path) == ["file"]
 
 
 async def probed(
