@@ -46,7 +46,8 @@ class HarnessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     With `here` false executions of a command or a preset are played only on machines that join for it; else
     on these first.
 
-    `attempts` are those at getting it to run, `refills` how often what was dropped is played anew.
+    `attempts` are those at getting it to run, without those that ended with their machine, `refills` how
+    often what was dropped is played anew.
 
     `timeout_s` is the harness's own (what it left is still scored), `overall_timeout_s` drops the
     execution. A workspace larger than `max_workspace_bytes` scores 0. `keep` leaves workspaces in the

@@ -130,16 +130,27 @@ class ExecutionActor(Actor):
         """How the last attempt ended: the first that was neither killed by others nor without a start."""
         attempts = self._around.config.attempts
         for attempt in range(1, attempts + 1):
-            self._tries += 1
-            self._spec = msgspec.structs.replace(self._spec, attempt=self._tries)
-            await self._around.trajectory.ask(ExecutionOpened(spec=self._spec), timeout_s=JOURNAL_S)
-            ended = await self._attempt()
+            ended = await self._attempt_with_its_machine()
             if ended.kind not in ("killed", "never_started"):
                 break
             self._log_failed(ended, attempt)
             if ended.kind == "never_started" and attempt < attempts:
                 await asyncio.sleep(RETRY_PAUSE_S * attempt)
         return ended
+
+    async def _attempt_with_its_machine(self) -> Exit:
+        """Those whose machine goes do not count: that is no doing of the policy's, and on machines that may
+        be taken away happens often. The overall time-out holds."""
+        while True:
+            self._tries += 1
+            self._spec = msgspec.structs.replace(self._spec, attempt=self._tries)
+            await self._around.trajectory.ask(ExecutionOpened(spec=self._spec), timeout_s=JOURNAL_S)
+            ended = await self._attempt()
+            if ended.kind != "lost":
+                return ended
+            log.warning(
+                "harness_lost", execution=self._spec.execution, attempt=self._tries, detail=ended.detail
+            )
 
     async def _attempt(self) -> Exit:
         try:

@@ -187,14 +187,17 @@ class PlacingPlayer:
 
     async def play(self, attempt: Attempt) -> Exit:
         async with self._places.place() as where:
-            if where is not None:
-                return await _play_at(where, attempt)
-            assert self._here is not None
-            return await self._here.play(attempt)
+            if where is None:
+                assert self._here is not None
+                return await self._here.play(attempt)
+            ended = await _play_at(where, attempt)
+            if ended.kind == "lost":
+                # Before the HarnessActor has heard of it: the next attempt must not come here again.
+                self._places.remove(where)
+            return ended
 
 
 async def _play_at(machine: Ref, attempt: Attempt) -> Exit:
-    """When the machine is lost, its attempts end as killed commands do."""
     attempt.on_start(None)
     message = PlayFar(
         execution=attempt.execution,
@@ -212,7 +215,7 @@ async def _play_at(machine: Ref, attempt: Attempt) -> Exit:
         return ended
     except ActorDied as error:
         over = True
-        return Exit(kind="killed", detail=f"its machine is gone: {error.reason.brief}")
+        return Exit(kind="lost", detail=f"its machine is gone: {error.reason.brief}")
     finally:
         if not over:
             await _halt(machine, attempt)

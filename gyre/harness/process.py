@@ -27,9 +27,9 @@ GONE_TIMEOUT_S = 10.0
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
     """How a command ended. `code` where it exited, `signal` where it was killed by somebody else; with
-    `timed_out` and `never_started` neither. `detail` is for people."""
+    `timed_out`, `never_started` and `lost`, which is with its machine, neither. `detail` is for people."""
 
-    kind: Literal["exited", "killed", "timed_out", "never_started"]
+    kind: Literal["exited", "killed", "timed_out", "never_started", "lost"]
     code: int | None = None
     signal: int | None = None
     detail: str = ""

@@ -44,6 +44,8 @@ if os.environ["GYRE_EXECUTION"].endswith(".00") and os.path.exists(fifo):
         out.write(str(os.getppid()))
     time.sleep(3600)
 """
+# What ends with its machine is no attempt.
+ONCE = {"concurrent": 1, "attempts": 1, "refills": 0}
 SCORE = "import os, sys; print(float(os.path.exists(sys.argv[1] + '/answer')))"
 
 
@@ -134,7 +136,7 @@ async def test_a_task_is_there_what_it_is_here(tmp_path: Path) -> None:
 async def test_what_a_lost_process_played_is_played_again_here(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    async with playing(tmp_path, HANGS, str(fifo), concurrent=1) as job, machine(job) as (node, harness):
+    async with playing(tmp_path, HANGS, str(fifo), **ONCE) as job, machine(job) as (node, harness):
         await harness.ask(JoinHarness(node=node, executions=2))
         await job.dispatch()
         pid = int(await asyncio.to_thread(fifo.read_text))
@@ -149,7 +151,7 @@ async def test_what_a_lost_process_played_is_played_again_here(tmp_path: Path) -
 async def test_a_machine_that_leaves_gives_back_what_it_plays(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    async with playing(tmp_path, HANGS, str(fifo), concurrent=1) as job, machine(job) as (node, harness):
+    async with playing(tmp_path, HANGS, str(fifo), **ONCE) as job, machine(job) as (node, harness):
         await harness.ask(JoinHarness(node=node, executions=2))
         await job.dispatch()
         pid = int(await asyncio.to_thread(fifo.read_text))
