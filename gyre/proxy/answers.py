@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from gyre.proxy.api import Api
@@ -38,7 +40,8 @@ class WholeAnswer:
 class StreamedAnswer:
     """Server-sent events, as its tokens come. The status line leaves with the first event, so that a call
     which fails soon still gets a status that harnesses understand; the last event once the call is recorded.
-    While nothing comes it carries `keep_alive` every `keep_alive_s`."""
+    While it has nothing to say it carries `keep_alive` every `keep_alive_s`: also while tokens come, such as
+    those of a tool call."""
 
     def __init__(
         self, request: web.Request, telling: Telling, keep_alive: bytes, keep_alive_s: float
@@ -47,6 +50,8 @@ class StreamedAnswer:
         self._telling = telling
         self._keep_alive = keep_alive
         self._keep_alive_s = keep_alive_s
+        self._clock = asyncio.get_running_loop().time
+        self._due_s = self._clock() + keep_alive_s
         self._response = _unmeasured() if _wants_an_end(request) else web.StreamResponse()
         self._response.headers.update({"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
@@ -58,10 +63,11 @@ class StreamedAnswer:
         """Raises CallError, where the stream may have `begun`, and ConnectionError."""
         telling = self._telling
         while not flight.done.done():
-            if not await flight.news(telling.tokens, self._keep_alive_s):
-                await self._write(self._keep_alive)
-            elif len(flight.sample.token_ids) > telling.tokens:
+            await flight.news(telling.tokens, self._due_s - self._clock())
+            if len(flight.sample.token_ids) > telling.tokens:
                 await self._write(telling.hear(flight.opening, flight.sample.token_ids))
+            if self._clock() >= self._due_s and not flight.done.done():
+                await self._write(self._keep_alive)
         await self._write(telling.end(flight.done.result()))
         await self._response.write_eof()
         return self._response
@@ -78,6 +84,7 @@ class StreamedAnswer:
             await self._response.prepare(self._request)
         if events:
             await self._response.write(events)
+            self._due_s = self._clock() + self._keep_alive_s
 
 
 class _Unmeasured(web.StreamResponse):

@@ -37,7 +37,7 @@ class Flight:
         self.prompt: Opening | None = None
         self.done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(lambda _: self._ring())
-        self._waiters: list[asyncio.Future[bool]] = []
+        self._waiters: list[asyncio.Future[None]] = []
         self.clients = 1
         self.repeated = False
         self.task: asyncio.Task[None] | None = None
@@ -49,24 +49,24 @@ class Flight:
         await asyncio.wait({self.done})
         return self.done.result()
 
-    async def news(self, tokens: int, timeout_s: float) -> bool:
-        """Waits until it has more than so many tokens or is done. False where that takes longer."""
+    async def news(self, tokens: int, timeout_s: float) -> None:
+        """Waits until it has more than so many tokens or is done, but not longer than that."""
         if len(self.sample.token_ids) > tokens or self.done.done():
-            return True
+            return
         # Streams wait so for each of their tokens, which asyncio.timeout would make dear.
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(timeout_s, _answer, waiter, False)
+        waiter: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(timeout_s, _release, waiter)
         self._waiters.append(waiter)
         try:
-            return await waiter
+            await waiter
         finally:
             timer.cancel()
 
     def _ring(self) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            _answer(waiter, True)
+            _release(waiter)
 
     @property
     def opening(self) -> Opening:
@@ -173,6 +173,6 @@ class Execution:
             self._flights.pop(flight.key, None)
 
 
-def _answer(waiter: asyncio.Future[bool], news: bool) -> None:
+def _release(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
-        waiter.set_result(news)
+        waiter.set_result(None)

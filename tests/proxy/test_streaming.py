@@ -12,12 +12,15 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gyre.actors import Actor, ChildSpec, handles
+from gyre.cell.engine.base import Chunk
+from gyre.cell.messages import Generate
 from gyre.proxy import CloseExecution
 from gyre.proxy.api_chat import _Chunks
 from gyre.proxy.messages_output import MessageEvents
 from gyre.proxy.responses_output import OutputEvents
 from gyre.trajectory.records import UNFINISHED
-from tests.proxy.house import House, house
+from tests.proxy.house import PUT, PUT_DATA, USER, House, house
 from tests.proxy.talkers import talking
 
 APIS = ("chat", "messages", "responses")
@@ -169,6 +172,34 @@ async def test_a_fault_in_mid_stream_is_an_error_event_and_no_second_answer(
         assert LAST[api] in await response.read()
     assert len(one.kept.records) == 1
     assert (await one.totals()).failed_calls == 1
+
+
+class Trickling(Actor):
+    """Samples its ids, each after a while."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = ids
+
+    @handles(Generate)
+    async def generate(self, message: Generate) -> AsyncIterator[Chunk]:
+        for token in self._ids:
+            await asyncio.sleep(0.005)
+            end = "stop" if token == self._ids[-1] else None
+            yield Chunk(token_ids=(token,), logprobs=(-0.5,), versions=(0,), finish_reason=end)
+
+
+async def test_a_stream_is_kept_alive_while_a_tool_call_is_sampled(
+    chatml_folder: Path, tmp_path: Path
+) -> None:
+    async with house(chatml_folder, tmp_path, cells=0, keep_alive_s=0.05) as built:
+        ids = built.script.tokenizer.encode("I file it." + PUT_DATA).ids
+        spec = ChildSpec(name="engine", start=lambda: Trickling(ids), restart="temporary")
+        built.engines[0] = await built.node.spawn(spec)
+        await built.open_cell(0)
+        status, text = await built.post({"messages": [USER], "tools": [PUT], "stream": True})
+    assert status == 200
+    before, _, call = text.partition('"tool_calls":[')
+    assert call and ": waiting\n\n" in before
 
 
 @pytest.mark.parametrize("api", APIS)
