@@ -71,7 +71,7 @@ async def test_the_proxy_is_killed(
     """In its first answer, before an answer has begun, where a keep-alive has left already, after the first
     words. What was sampled until then is on a list; the work ends as without it."""
     killed: list[str] = []
-    async with stage(tmp_path, tokenizer, shm, plain, pass_s=lambda *_: 0.05) as job:
+    async with stage(tmp_path, tokenizer, shm, plain, pass_s=lambda *_: 0.02) as job:
         job.waits_s = lambda call: after_s if call.endswith(number) and not killed else 0.0
 
         def on_token(cell: int, call: str, position: int) -> None:
