@@ -74,7 +74,8 @@ class Machines:
             if machine == message.ref:
                 del self._by_node[node_id]
                 self._places.remove(machine)
-                say = log.warning if message.reason.abnormal else log.info
+                # At the end of a job it may be gone before us.
+                say = log.warning if message.reason.first.abnormal else log.info
                 say("harness_machine_lost", machine=machine.name, reason=message.reason.brief)
                 return True
         return False
