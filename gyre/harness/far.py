@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -16,6 +14,7 @@ from gyre.actors import Actor, ActorDied, ActorError, Ask, AskTimeout, ProcessSp
 from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.config import HarnessConfig
 from gyre.harness.output import Output
+from gyre.harness.own_folder import OwnFolder
 from gyre.harness.places import Places
 from gyre.harness.players import FOREVER_S, Attempt, CommandPlayer, Player
 from gyre.harness.presets import launch_of
@@ -84,9 +83,9 @@ class FarHarness(Actor):
     def __init__(self, config: FarConfig) -> None:
         self._config = config
         # Short, because paths of sockets are bounded.
-        self._folder = Path(tempfile.mkdtemp(prefix="gyre-harness-"))
+        self._folder = OwnFolder()
         # In a folder that sandboxes are given.
-        self._socket = self._folder / "proxy" / "proxy.sock"
+        self._socket = self._folder.path / "proxy" / "proxy.sock"
         self._relay = Relay(self._socket, config.host, config.port)
         self._guard = f"{secrets.token_hex(8)}/"
         self._guardian: subprocess.Popen[bytes] | None = None
@@ -111,7 +110,7 @@ class FarHarness(Actor):
             raise NotHere(f"this machine does not reach the proxy at {where}: {error}") from error
         sandbox: Sandbox = ProcessSandbox()
         if config.harness.sandbox == "bubblewrap":
-            sandbox = Bubblewrap(self._folder / "sandbox")
+            sandbox = Bubblewrap(self._folder.path / "sandbox")
         await asyncio.to_thread(sandbox.check)
         launch = await asyncio.to_thread(
             launch_of, config.harness, config.window_tokens, config.max_new_tokens
@@ -123,7 +122,7 @@ class FarHarness(Actor):
         await self._relay.stop()
         if self._guardian is not None:
             await asyncio.to_thread(self._guardian.communicate)
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await asyncio.to_thread(self._folder.remove)
 
     @handles(PlayFar, concurrent=True)
     async def play(self, message: PlayFar) -> Exit:
