@@ -24,6 +24,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
+from gyre.harness import seccomp
 from gyre.harness.usage import Watch
 
 CHUNK_BYTES = 65536
@@ -31,7 +32,13 @@ BUFFER_BYTES = 1 << 20
 FIELDS = ("file_bytes", "memory_bytes", "processes", "threads", "disk_bytes")
 WATCH_EVERY_S = 0.1
 KILLED = 128 + signal.SIGKILL
-PR_SET_DUMPABLE = 4
+PR_SET_DUMPABLE, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 4, 22, 2
+
+
+class Filter(ctypes.Structure):
+    """What the kernel is given of one."""
+
+    _fields_ = (("steps", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
 class Pipe:
@@ -167,7 +174,12 @@ def confine(limits: Mapping[str, int]) -> None:
     # As a first process it is spared only the signals that it does not handle.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # The command is of the same user: it must not take this process over.
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    # But what it starts cannot hide itself.
+    if (code := seccomp.open_to_looks()) is not None:
+        filter_ = Filter(len(code) // seccomp.STEP_BYTES, code)
+        libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filter_), 0, 0)
 
 
 def run(

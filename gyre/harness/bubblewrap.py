@@ -43,7 +43,7 @@ OWN_ETC = {
 }
 CODE = "/gyre/code"
 # What the first process consists of, named as it is outside.
-MODULES = (bridge, usage)
+MODULES = (bridge, seccomp, usage)
 START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from gyre.harness.bridge import main; "
     "sys.exit(main(sys.argv[2:]))"

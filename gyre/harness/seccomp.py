@@ -7,20 +7,22 @@ user namespace of its own a command could mount memory that nobody counts.
 from __future__ import annotations
 
 import errno
-import platform
+import os
 import socket
 import struct
 
-# Of the Linux ABI: audit architecture, and the numbers of `socket`, `clone` and `unshare`.
-_MACHINES = {"x86_64": (0xC000003E, 41, 56, 272), "aarch64": (0xC00000B7, 198, 220, 97)}
+# Of the Linux ABI: audit architecture, and the numbers of `socket`, `clone`, `unshare` and `prctl`.
+_MACHINES = {"x86_64": (0xC000003E, 41, 56, 272, 157), "aarch64": (0xC00000B7, 198, 220, 97, 167)}
 _X32 = 0x40000000
 # The same everywhere. The first could make sockets unseen, of the other the flags cannot be seen: without it
 # `clone` is used.
 _IO_URING_SETUP, _CLONE3 = 425, 435
 _NEW_USER = 0x10000000
+_PR_SET_DUMPABLE = 4
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
+STEP_BYTES = 8
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 
 _Step = tuple[int, int, str, str]
@@ -29,9 +31,9 @@ _Step = tuple[int, int, str, str]
 def program(machine: str | None = None) -> bytes | None:
     """A classic BPF program that forbids sockets of other families than FAMILIES, user namespaces, and what
     would go round it (other ABIs of the machine, io_uring). None for a machine of another architecture."""
-    if (known := _MACHINES.get(machine or platform.machine())) is None:
+    if (known := _MACHINES.get(machine or os.uname().machine)) is None:
         return None
-    architecture, socket_, clone, unshare = known
+    architecture, socket_, clone, unshare, _ = known
     return _assembled(
         {
             "": [
@@ -52,6 +54,22 @@ def program(machine: str | None = None) -> bytes | None:
             "allow": [(_RETURN, _ALLOW, "", "")],
             "forbidden": [(_RETURN, _ERROR | errno.EPERM, "", "")],
             "unknown": [(_RETURN, _ERROR | errno.ENOSYS, "", "")],
+        }
+    )
+
+
+def open_to_looks(machine: str | None = None) -> bytes | None:
+    """One beside the first, by which `prctl(PR_SET_DUMPABLE, ...)` does nothing and says that it did: a
+    program that asks for it, such as ssh-agent, runs, and can still be looked into."""
+    if (known := _MACHINES.get(machine or os.uname().machine)) is None:
+        return None
+    prctl = known[-1]
+    return _assembled(
+        {
+            "": [(_LOAD, _NUMBER, "", ""), (_JUMP_EQUAL, prctl, "", "allow")],
+            "option": [(_LOAD, _FIRST_ARGUMENT, "", ""), (_JUMP_EQUAL, _PR_SET_DUMPABLE, "", "allow")],
+            "done": [(_RETURN, _ERROR, "", "")],
+            "allow": [(_RETURN, _ALLOW, "", "")],
         }
     )
 

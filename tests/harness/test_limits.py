@@ -12,6 +12,7 @@ import pytest
 
 from gyre.harness import usage
 from gyre.harness.actor import HarnessActorConfig
+from gyre.harness.bridge import FIELDS
 from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, LimitsConfig, TasksConfig
 from gyre.harness.output import Output
@@ -44,6 +45,26 @@ ctypes.memset(at, 1, 128 << 20)
 libc.shmdt(ctypes.c_void_p(at))
 time.sleep(100)
 """
+# What other processes may not look into: after a request that is refused without a word, and in truth.
+NOT_DUMPABLE = "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)"
+EXECUTE_ONLY = """
+import os, shutil
+shutil.copy("/bin/sleep", "sleep")
+os.chmod("sleep", 0o111)
+{hold}
+for fd in held: os.set_inheritable(fd, True)
+os.execv("sleep", ["sleep", "100"])
+"""
+# A first thread that ended has neither files nor memory any more, the others have.
+NO_LEADER = """
+import ctypes, threading, time
+def rest():
+    time.sleep(0.1)
+    {hold}
+    time.sleep(100)
+threading.Thread(target=rest).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
 MANY_FILES = """
 import os, time
 for n in range(40):
@@ -64,8 +85,17 @@ HIDDEN = """
 import os, time
 os.makedirs("a/b")
 for n in range(24): open(f"a/b/{n}", "wb").write(b"x" * (1 << 20))
-os.chmod("a/b", 0)
+os.chmod("a/b", 0o400)
 os.chmod("a", 0)
+time.sleep(100)
+"""
+# Deeper than a path can be long.
+DEEP = """
+import os, time
+for _ in range(20):
+    os.mkdir("d" * 250)
+    os.chdir("d" * 250)
+for n in range(40): open(str(n), "wb").write(b"x" * (1 << 20))
 time.sleep(100)
 """
 # The first process watches: it is to be stopped, ended, or held.
@@ -81,8 +111,24 @@ else: raise SystemExit("its memory can be written to")
 """
 BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
 
-HOGS = {"one": HOG, "many": FORKED_HOG, "memfd": NO_PROCESS, "sysv": SYSTEM_V}
-FILLERS = {"many": MANY_FILES, "no-name": NO_NAME, "hidden": HIDDEN}
+MEMORY_FILE = "held = [os.memfd_create('held')]; [os.write(held[0], b'x' * (1 << 20)) for _ in range(128)]"
+HOGS = {
+    "one": HOG,
+    "many": FORKED_HOG,
+    "memfd": NO_PROCESS,
+    "sysv": SYSTEM_V,
+    "not-dumpable": NOT_DUMPABLE + NO_PROCESS,
+    "execute-only": EXECUTE_ONLY.format(hold=MEMORY_FILE),
+    "no-leader": NO_LEADER.format(hold="held = b'x' * (128 << 20)"),
+    "no-leader-memfd": NO_LEADER.format(hold=f"import os; {MEMORY_FILE}"),
+}
+FILLERS = {
+    "many": MANY_FILES,
+    "no-name": NO_NAME,
+    "hidden": HIDDEN,
+    "not-dumpable": NOT_DUMPABLE + NO_NAME,
+    "deep": DEEP,
+}
 if not os.environ.get("GYRE_TEST_HOSTILE"):
     del HOGS["many"], HOGS["sysv"], FILLERS["many"]
 
@@ -141,9 +187,10 @@ async def test_the_watch_cannot_be_put_to_sleep(bubblewrap: Bubblewrap, confined
 
 @walls
 async def test_what_is_within_the_limits_runs(bubblewrap: Bubblewrap, confined: Make) -> None:
-    """Shared memory counts once, a file with many names too."""
+    """Shared memory counts once, a file with many names too. Who wants to be hidden may, and is not."""
     code = (
-        "import os, time\nheld = b'x' * (64 << 20)\n"
+        "import ctypes, os, time\nprctl = ctypes.CDLL(None).prctl\n"
+        "assert (prctl(4, 0, 0, 0, 0), prctl(3, 0, 0, 0, 0)) == (0, 1)\nheld = b'x' * (64 << 20)\n"
         "children = [os.fork() for _ in range(1)]\nif 0 in children: time.sleep(0.7); os._exit(0)\n"
         "open('file', 'wb').write(b'x' * (1 << 20))\nfor n in range(60): os.link('file', str(n))\n"
         "time.sleep(0.7)\nos.wait()"
@@ -186,17 +233,63 @@ async def test_an_execution_says_which_limit_it_exceeded(tmp_path: Path) -> None
     assert result.detail == over("memory_bytes", 80 * MB).detail
 
 
+@pytest.fixture
+def folders_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the processes of the host, which are anybody's."""
+    monkeypatch.setattr(usage.Look, "_open_files", lambda self, process: iter(()))
+
+
+@pytest.mark.usefixtures("folders_alone")
 def test_usage_of_a_tree(tmp_path: Path) -> None:
     for n in range(usage.SLICE + 1):
         (tmp_path / str(n)).mkdir()
     (tmp_path / "7" / "file").write_bytes(b"x" * 100_000)
     os.link(tmp_path / "7" / "file", tmp_path / "link")
     os.symlink("/", tmp_path / "out")
-    *parts, found = usage.usage([str(tmp_path)], set())
-    assert found is not None and len(parts) > 1
+    look = usage.Look([str(tmp_path)], set())
+    assert list(look.parts()) == [None]
     own = sum(os.lstat(tmp_path / str(n)).st_blocks * 512 for n in range(usage.SLICE + 1))
     file = (tmp_path / "link").stat().st_blocks * 512
-    assert own + file <= found[0] <= own + file + 4096
+    assert own + file <= look.disk_bytes <= own + file + 4096
+
+
+@pytest.mark.usefixtures("folders_alone")
+def test_a_path_may_be_longer_than_the_kernel_takes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "PART_CHARS", 8)
+    below = tmp_path.joinpath(*["four"] * 9)
+    below.mkdir(parents=True)
+    (below / "file").write_bytes(b"x" * 100_000)
+    look = usage.Look([str(tmp_path)], set())
+    list(look.parts())
+    own = sum(entry.stat().st_blocks * 512 for entry in tmp_path.rglob("*"))
+    assert (look.disk_bytes, look.unseen) == (own, "")
+    monkeypatch.setattr(usage, "PARTS", 3)
+    list(look.parts())
+    assert look.unseen == "disk_bytes"
+
+
+@pytest.mark.usefixtures("folders_alone")
+def test_who_cannot_be_looked_into_at_some_looks_in_succession_is_beyond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(usage, "SHARE", 1e9)
+    (tmp_path / "a").mkdir()
+    most = {name: 1 << 60 for name in FIELDS}
+    watch = usage.Watch(most, [str(tmp_path)])
+
+    def look(parts: int) -> str | None:
+        monkeypatch.setattr(usage, "PARTS", parts)
+        watch.look()
+        while watch.is_looking:
+            watch.look()
+        return watch.exceeded()
+
+    once = [look(0) for _ in range(usage.UNSEEN_LOOKS - 1)]
+    assert [*once, look(9), *once] == [None] * (2 * len(once) + 1)
+    assert [look(0) for _ in range(usage.UNSEEN_LOOKS)][-1] == f"disk_bytes = {1 << 60}"
 
 
 def test_a_process_that_is_gone_has_no_memory() -> None:

@@ -2,7 +2,7 @@ import struct
 
 import pytest
 
-from gyre.harness.seccomp import program
+from gyre.harness.seccomp import STEP_BYTES, open_to_looks, program
 
 
 def ends(code: bytes, number: int, architecture: int, argument: int = 0) -> int:
@@ -57,5 +57,19 @@ def test_user_namespaces_are_refused(machine: str, architecture: int, calls: tup
     assert ends(code, calls[0] + 1, architecture, NEW_USER) == ALLOW
 
 
+@pytest.mark.parametrize(
+    ("machine", "architecture", "prctl"), [("x86_64", 0xC000003E, 157), ("aarch64", 0xC00000B7, 167)]
+)
+def test_to_hide_is_done_without_effect(machine: str, architecture: int, prctl: int) -> None:
+    code = open_to_looks(machine)
+    assert code is not None and len(code) % STEP_BYTES == 0
+    found = {option: ends(code, prctl, architecture, option) for option in range(80)}
+    assert [option for option, said in found.items() if said != ALLOW] == [4]
+    assert found[4] == 0x00050000
+    assert ends(code, prctl, architecture, 4 | 1 << 32) == found[4]
+    assert ends(code, prctl + 1, architecture, 4) == ALLOW
+
+
 def test_other_machines_have_no_filter() -> None:
     assert program("riscv64") is None
+    assert open_to_looks("riscv64") is None
