@@ -240,6 +240,8 @@ class CallDesk:
         """Also called where the flight's task was cancelled before its first step."""
         self._count_in_flight(-1)
         flight.fail(unavailable("the proxy is stopping"))
+        # Else it goes when garbage is collected, with its prompt and all that it was asked.
+        flight.sample.heard = None
 
     async def _complete(self, execution: Execution, flight: Flight) -> Completion:
         started_s = time.time()

@@ -20,7 +20,7 @@ from gyre.schedule.messages import CloseRoute, RouteClosed
 from gyre.trajectory.messages import GetCalls
 
 # Objects. A body of a long conversation is some thousands.
-_COLLECT_AFTER = 50_000
+_COLLECT_AFTER = 10_000
 
 
 class ProxyProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class ProxyProcess(ProxyActor):
     async def started(self) -> None:
         # A collection looks at each message and token of the calls in flight, of which none is garbage.
         gc.freeze()
-        gc.set_threshold(_COLLECT_AFTER, 20, 20)
+        gc.set_threshold(_COLLECT_AFTER, 10, 10)
         structlog.configure(processors=[self._events, *structlog.get_config()["processors"]])
         self.context.run(self._events.tell(self._keeper), name="events")
         await self.prepare()
