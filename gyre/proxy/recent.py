@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from operator import eq
 from typing import Any, NamedTuple
+
+import msgspec
 
 from gyre.proxy.conversation import Conversation, Message
 
@@ -15,9 +16,11 @@ _CONVERSATIONS = 4
 # Eight bytes each.
 _WARM_TOKENS = 8_000_000
 
+_encode = msgspec.json.encode
+
 
 class _Digested(NamedTuple):
-    tools: tuple[dict[str, Any], ...]
+    tools: bytes
     messages: tuple[Message, ...]
     chain: list[bytes]
 
@@ -35,9 +38,10 @@ class RecentDigests:
         a message may count."""
         best: _Digested | None = None
         most = 0
+        tools = _encode(conversation.tools)
         for digested in self._digested:
-            if digested.tools == conversation.tools:
-                pairs = map(eq, digested.messages, conversation.messages)
+            if digested.tools == tools:
+                pairs = map(_same, digested.messages, conversation.messages)
                 shared = max(1, sum(takewhile(bool, pairs)))
                 if shared > most:
                     best, most = digested, shared
@@ -50,7 +54,12 @@ class RecentDigests:
     ) -> None:
         """In place of what it goes on from."""
         others = [digested for digested in self._digested if digested.chain != chain[: len(digested.chain)]]
-        self._digested = [_Digested(tools, messages, chain), *others[: _CONVERSATIONS - 1]]
+        self._digested = [_Digested(_encode(tools), messages, chain), *others[: _CONVERSATIONS - 1]]
+
+
+def _same(one: Message, other: Message) -> bool:
+    """In the types of its numbers too: for Python true, 1 and 1.0 are equal."""
+    return one == other and (not one.tool_calls or _encode(one.tool_calls) == _encode(other.tool_calls))
 
 
 class WarmPaths:

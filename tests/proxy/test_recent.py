@@ -7,30 +7,38 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.proxy.conversation import Conversation, Message
+from gyre.proxy.conversation import Conversation, Message, ToolCall
 from gyre.proxy.matching import ConversationIndex
 from gyre.proxy.recent import RecentDigests, WarmPaths
 from tests.proxy.house import PUT
 
 WORDS = ("next", "next: box", "", "filed")
+# For Python these are equal.
+ONES = st.sampled_from((True, 1, 1.0))
+CALLS = st.builds(
+    ToolCall, id=st.just("call-1"), name=st.just("put"), arguments=st.fixed_dictionaries({"on": ONES})
+)
 MESSAGES = st.builds(
     Message,
     role=st.sampled_from(("user", "assistant", "tool")),
     content=st.lists(st.sampled_from(WORDS), max_size=2).map(tuple),
+    tool_calls=st.lists(CALLS, max_size=1).map(tuple),
 )
+TOOLS = st.none() | ONES
 
 
-def conversation(messages: list[Message], tools: bool) -> Conversation:
-    return Conversation(messages=tuple(messages), tools=(dict[str, Any](PUT),) if tools else ())
+def conversation(messages: list[Message], default: float | None) -> Conversation:
+    tools = () if default is None else (dict[str, Any](PUT) | {"default": default},)
+    return Conversation(messages=tuple(messages), tools=tools)
 
 
 @settings(max_examples=80, deadline=None)
 @given(
-    asked=st.lists(st.tuples(st.lists(MESSAGES, min_size=1, max_size=6), st.booleans()), max_size=8),
+    asked=st.lists(st.tuples(st.lists(MESSAGES, min_size=1, max_size=6), TOOLS), max_size=8),
     last=st.lists(MESSAGES, min_size=1, max_size=8),
 )
 def test_digests_are_the_same_whatever_was_asked_before(
-    asked: list[tuple[list[Message], bool]], last: list[Message]
+    asked: list[tuple[list[Message], float | None]], last: list[Message]
 ) -> None:
     index = ConversationIndex()
     for messages, tools in asked:
@@ -38,7 +46,7 @@ def test_digests_are_the_same_whatever_was_asked_before(
             assert index.digests(conversation(other, tools)) == ConversationIndex().digests(
                 conversation(other, tools)
             )
-    assert index.digests(conversation(last, True)) == ConversationIndex().digests(conversation(last, True))
+    assert index.digests(conversation(last, 1)) == ConversationIndex().digests(conversation(last, 1))
 
 
 def test_a_conversation_that_goes_on_begins_with_what_it_was() -> None:
