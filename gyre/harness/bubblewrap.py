@@ -17,6 +17,7 @@ from gyre.harness import bridge, seccomp, usage
 from gyre.harness.guardian import MARK
 from gyre.harness.output import Output
 from gyre.harness.process import GONE_TIMEOUT_S, Child, Exit, NeverStarted, ProcessWatch
+from gyre.harness.pythons import parts_of
 from gyre.harness.sandbox import Confined, Mount, SandboxMissing
 
 PORT = 4181
@@ -218,9 +219,11 @@ class BubblewrapRun:
 def python_folders() -> Iterator[str]:
     """Where this Python and its packages lie, outside of the system's folders."""
     executable = Path(sys.executable).resolve().parent.parent
+    home = Path("~").expanduser()
     for prefix in dict.fromkeys((sys.base_prefix, sys.prefix, sys.base_exec_prefix, str(executable))):
-        if not prefix.startswith("/usr") and prefix != "/":
-            yield prefix
+        if prefix.startswith("/usr") or prefix == "/":
+            continue
+        yield from map(str, parts_of(Path(prefix))) if home.is_relative_to(prefix) else [prefix]
 
 
 def _pipe(program: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.harness.bubblewrap import Bubblewrap
+from gyre.harness.bubblewrap import Bubblewrap, python_folders
 from gyre.harness.output import Output
 from gyre.harness.sandbox import Confined, SandboxMissing, run
 
@@ -46,6 +46,18 @@ async def proxy(tmp_path: Path) -> AsyncIterator[Path]:
     server = await asyncio.start_unix_server(serve, path)
     yield path
     server.close()
+
+
+def test_a_home_folder_with_a_python_is_not_given_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("home/bin", "home/lib", "home/.ssh", "other/lib"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "other"))
+    given = [folder for folder in python_folders() if folder.startswith(str(tmp_path))]
+    assert given == [str(tmp_path / name) for name in ("other", "home/bin", "home/lib")]
 
 
 async def probe(bubblewrap: Bubblewrap, make: Make, code: str, socket: Path | None = None) -> str:
@@ -227,7 +239,7 @@ def test_a_death_of_the_job_is_a_death_of_the_sandbox(bubblewrap: Bubblewrap, tm
 import subprocess, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
-from gyre.harness.bubblewrap import Bubblewrap
+from gyre.harness.bubblewrap import Bubblewrap, python_folders
 argv = Bubblewrap(Path({str(tmp_path / "sandbox")!r}))._root()
 subprocess.Popen([*argv, "--", "sh", "-c", "echo started; sleep 100 & sleep 100"])
 sys.stdin.read()

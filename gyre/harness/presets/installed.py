@@ -15,6 +15,7 @@ import msgspec
 from gyre.harness.bubblewrap import SYSTEM
 from gyre.harness.commands import SEARCHED
 from gyre.harness.presets.preset import Preset
+from gyre.harness.pythons import is_environment, parts_of
 from gyre.harness.sandbox import Mount
 
 VERSION_TIMEOUT_S = 60.0
@@ -49,6 +50,7 @@ def installed(preset: Preset, program: Path | None = None, version: str = "") ->
     default the preset's. Blocking, as long as the program takes. Raises PresetMissing."""
     real = _found(preset, program)
     interpreter = _interpreter(real)
+    _check_python(preset, real, interpreter)
     found, wanted = _version(preset, real, interpreter), version or preset.version
     if found != wanted:
         problem = f"{real} is version {found}, wanted is {wanted}"
@@ -124,11 +126,14 @@ def _needed(program: Path, interpreter: Path | None) -> Iterator[Path]:
     """What of the program lies outside of the system's folders: the npm packages that it is one of, the
     Python environment that it is in and the Python that this is made of, or itself alone."""
     real = None if interpreter is None else interpreter.resolve()
-    if interpreter is not None and real is not None and real.name.startswith("python"):
-        environment = interpreter.parent.parent
-        yield from _outside(environment, real.parent.parent)
-        if not program.is_relative_to(environment):
+    if interpreter is not None and real is not None and _is_python(real):
+        environments = [path.parent.parent for path in (interpreter, real)]
+        parts = [part for folder in environments if is_environment(folder) for part in parts_of(folder)]
+        yield from _outside(*parts)
+        if not any(program.is_relative_to(part) for part in parts):
             yield from _outside(program)
+        if not any(interpreter.is_relative_to(part) for part in parts):
+            yield from _outside(interpreter)
         return
     if "node_modules" in program.parts:
         yield from _outside(Path(*program.parts[: program.parts.index("node_modules") + 1]))
@@ -136,6 +141,20 @@ def _needed(program: Path, interpreter: Path | None) -> Iterator[Path]:
         yield from _outside(program)
     if interpreter is not None and real is not None:
         yield from _outside(interpreter, real)
+
+
+def _is_python(real: Path) -> bool:
+    return real.name.startswith("python")
+
+
+def _check_python(preset: Preset, program: Path, interpreter: Path | None) -> None:
+    """A link to a Python is a copy in a sandbox, and of a copy only the system's finds what it needs."""
+    if interpreter is None or is_environment(interpreter.parent.parent):
+        return
+    real = interpreter.resolve()
+    if _is_python(real) and any(_outside(real)):
+        problem = f"the interpreter of {program}, {interpreter}, is in no Python environment"
+        raise PresetMissing(preset, problem, f"install it in one ({preset.install})")
 
 
 def _outside(*paths: Path) -> Iterator[Path]:

@@ -117,9 +117,42 @@ def test_a_python_environment_comes_with_the_python_that_it_is_made_of(first: st
     about.write_text(f"Metadata-Version: 2.1\nName: mini-swe-agent\nVersion: {mini.version}\n")
     script = first.format(python) + "raise SystemExit('never run')\n"
     program = write_program(environment / "bin" / "mini", script)
+    (environment / ".env").write_text("TOKEN=secret")
     hosts = [mount.host for mount in installed(mini, program).mounts]
+    own = [environment / name for name in ("pyvenv.cfg", "bin", "lib")]
+    base_parts = [host for host in hosts if host.is_relative_to(base.parent.parent)]
     in_system = base.parent.parent == Path("/usr")
-    assert hosts == [environment] if in_system else [environment, base.parent.parent]
+    assert in_system or {base.parent, base.parent.parent / "lib"} <= set(base_parts)
+    assert hosts == [*own, *base_parts]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Somebody's, with a Python and a harness in its `bin`, which is no environment."""
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(Path(sys.executable).resolve())
+    # Packages of a user, which are no Python.
+    (tmp_path / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+    write_program(tmp_path / "bin" / "claude", f"#!{tmp_path}/bin/python3\nprint('{CLAUDE.version}')\n")
+    return tmp_path
+
+
+def test_a_home_folder_is_not_taken_for_an_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = f"/{Path(sys.executable).resolve().parts[1]}"
+    monkeypatch.setattr("gyre.harness.presets.installed.SYSTEM", (system,))
+    hosts = [mount.host for mount in installed(CLAUDE, home / "bin" / "claude").mounts]
+    assert hosts == [home / "bin" / "claude", home / "bin" / "python3"]
+
+
+def test_a_python_that_would_not_find_itself_in_a_sandbox_is_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gyre.harness.presets.installed.SYSTEM", ())
+    with pytest.raises(
+        PresetMissing, match=r"the interpreter of .*/bin/python3, is in no Python environment"
+    ):
+        installed(CLAUDE, home / "bin" / "claude")
 
 
 def test_no_secret_of_the_job_is_shown_to_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
