@@ -31,7 +31,7 @@ test-bodies: $(VENV)/.dev-installed
 test-faults: $(VENV)/.dev-installed
 	GYRE_TEST_FAULTS=3x1 $(BIN)/pytest -q tests/cell/test_role_change_faults.py
 
-# Claude Code, codex, qwen-code, opencode and mini-swe-agent, 900 MB, at a scripted policy.
+# Claude Code, codex, qwen-code, opencode and mini-swe-agent, 1.1 GB, at a scripted policy.
 test-harness: $(VENV)/.dev-installed $(HARNESSES)/.installed
 	GYRE_TEST_HARNESSES=$(CURDIR)/$(HARNESSES) $(BIN)/pytest -q -n 2 tests/real_harnesses
 

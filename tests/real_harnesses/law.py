@@ -15,7 +15,8 @@ from gyre.trajectory.records import UNFINISHED, CallRecord
 from gyre.trajectory.roles import Roles, classify
 from gyre.trajectory.rows import GroupOutcome
 from gyre.trajectory.tree import TrajectoryTree
-from tests.real_harnesses.stage import SAMPLING, Run, Sampled, Stage
+from tests.real_harnesses.engines import Sampled
+from tests.real_harnesses.stage import SAMPLING, Run, Stage
 
 
 @dataclass

@@ -9,9 +9,7 @@ import os
 import secrets
 import shutil
 import signal
-import zlib
-from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,10 +19,9 @@ from typing import Any
 import structlog
 
 from gyre.actors import Actor, ChildSpec, Down, Node, Ref, handles
-from gyre.cell.engine import Chunk, GenerateRequest, SampledLeg, SamplingParams
+from gyre.cell.engine import SamplingParams
 from gyre.cell.engine.kv_home import KvHome
 from gyre.cell.engine.scripted import NoWeights, PassTime, ScriptedEngine, at_once
-from gyre.cell.messages import EndSession, ForgetSession, Generate
 from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.config import EvaluatorConfig, HarnessConfig
 from gyre.harness.evaluator import Evaluator
@@ -51,8 +48,9 @@ from gyre.trajectory.config import SamplingConfig
 from gyre.trajectory.journal import Journal
 from gyre.trajectory.messages import AddGroup, SetWaterlevel
 from gyre.trajectory.records import ExecutionEnded, ExecutionOpened, ExecutionResult, ExecutionSpec
-from tests.proxy.cells import Cell, EngineActor
+from tests.proxy.cells import Cell
 from tests.real_harnesses.commands import MODEL
+from tests.real_harnesses.engines import EngineLedger, SlowEngine
 from tests.real_harnesses.policy import Policy, Speaker
 
 WINDOW_TOKENS = 120_000
@@ -66,49 +64,6 @@ found = {name: pathlib.Path(sys.argv[1], name) for name in wanted}
 right = sum(path.is_file() and path.read_text() == wanted[name] for name, path in found.items())
 print(right / len(wanted))
 """
-
-
-@dataclass
-class Sampled:
-    """What the engines sampled for a call. `lost` counts tokens that were sampled again, after a proxy's
-    death."""
-
-    prompt_ids: tuple[int, ...]
-    lost: int = 0
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-
-@dataclass
-class EngineLedger:
-    """By call. `on_token` is told of the cell that draws a token, of the call and the token's position."""
-
-    speaker: Speaker
-    calls: dict[str, Sampled] = field(default_factory=dict)
-    on_token: Callable[[int, str, int], None] = lambda cell, call, position: None
-
-    def sample(
-        self, cell: int, request: GenerateRequest, tokens: Sequence[int], version: int
-    ) -> tuple[int, float]:
-        position = len(tokens) - request.prompt_tokens
-        token = self.speaker.answer(request)[position]
-        # Depends on what came before, and fits a float32.
-        drawn = zlib.crc32(array("i", tokens[-8:]).tobytes(), position)
-        logprob = -(drawn % 4096) / 512
-        prompt = request.prompt_ids[: request.prompt_tokens]
-        sampled = self.calls.setdefault(request.call, Sampled(prompt))
-        assert sampled.prompt_ids == prompt, f"{request.call} came back with another prompt"
-        if position == 0 and sampled.token_ids:
-            sampled.lost += len(sampled.token_ids)
-            for values in (sampled.token_ids, sampled.logprobs, sampled.versions):
-                values.clear()
-        assert len(sampled.token_ids) == position, f"{request.call}: position {position} is not the next"
-        sampled.token_ids.append(token)
-        sampled.logprobs.append(logprob)
-        sampled.versions.append(version)
-        self.on_token(cell, request.call, position)
-        return token, logprob
 
 
 class Told(Actor):
@@ -196,7 +151,11 @@ class Stage:
         )
         cell = Cell(number, engine, backend)
         await engine.wake(NoWeights(0))
-        spec = ChildSpec(name=f"engine-{number}", start=partial(SlowEngine, cell, self), restart="temporary")
+        spec = ChildSpec(
+            name=f"engine-{number}",
+            start=partial(SlowEngine, cell, lambda call: self.waits_s(call)),
+            restart="temporary",
+        )
         cell.ref = await self.node.spawn(spec)
         self.cells.append(cell)
 
@@ -290,28 +249,6 @@ class Stage:
         await self.trajectory.ask(ExecutionEnded(spec=other, result=result))
         async with asyncio.timeout(30):
             await finished.wait()
-
-
-class SlowEngine(EngineActor):
-    """Lets a call wait before its first token, as the stage says."""
-
-    def __init__(self, cell: Cell, its_stage: Stage) -> None:
-        super().__init__(cell)
-        self._stage = its_stage
-
-    @handles(Generate)
-    async def generate(self, message: Generate) -> AsyncIterator[Chunk]:
-        await asyncio.sleep(self._stage.waits_s(message.request.call))
-        async for chunk in self._cell.engine.generate(message.request):
-            yield chunk
-
-    @handles(EndSession, concurrent=True)
-    async def end_session(self, message: EndSession) -> tuple[SampledLeg, ...]:
-        return await self._cell.engine.end_session(message.session)
-
-    @handles(ForgetSession, concurrent=True)
-    async def forget_session(self, message: ForgetSession) -> None:
-        self._cell.engine.forget_session(message.session)
 
 
 class Forwarding(Actor):
