@@ -299,9 +299,19 @@ def _waterlevel(job: Job, first_step: int) -> WaterlevelActorConfig:
 
 
 def _window_tokens(job: Job, folder: Path) -> int:
-    """For a prompt and its answer."""
+    """For a prompt and its answer: what the job wants, as far as the model and the engines' KV have it."""
     positions = json.loads((folder / "config.json").read_bytes()).get("max_position_embeddings", 0)
-    return min(job.model.context_tokens, job.rollout.kv_tokens, positions or job.model.context_tokens)
+    wanted = job.model.context_tokens
+    window_tokens = min(wanted, job.rollout.kv_tokens, positions or wanted)
+    if window_tokens < wanted:
+        log.warning(
+            "context_is_shorter",
+            context_tokens=wanted,
+            window_tokens=window_tokens,
+            model_positions=positions or None,
+            kv_tokens=job.rollout.kv_tokens,
+        )
+    return window_tokens
 
 
 def _proxy(job: Job, folder: Path, window_tokens: int, unix_socket: Path) -> ProxyActorConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections import deque
 from collections.abc import MutableMapping
 from typing import Any
@@ -38,12 +39,13 @@ class ProxyProcess(ProxyActor):
     def __init__(self, config: ProxyProcessConfig) -> None:
         super().__init__(config.proxy, config.trajectory, ListeningSockets.inherited(config.held))
         self._keeper = config.keeper
-        self._events = _Events()
+        self._events: Events
 
     async def started(self) -> None:
         # A collection looks at each message and token of the calls in flight, of which none is garbage.
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER, 10, 10)
+        self._events = Events()
         structlog.configure(processors=[self._events, *structlog.get_config()["processors"]])
         self.context.run(self._events.tell(self._keeper), name="events")
         await self.prepare()
@@ -80,11 +82,12 @@ class ProxyProcess(ProxyActor):
         await self._keeper.tell(told)
 
 
-class _Events:
-    """A structlog processor: what is logged here is told to the keeper, who logs it where the job's events
-    are."""
+class Events:
+    """A structlog processor: what is logged here, by any thread, is told to the keeper, who logs it where the
+    job's events are."""
 
     def __init__(self) -> None:
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._untold: deque[Happened] = deque()
         self._some = asyncio.Event()
         self._none = asyncio.Event()
@@ -97,10 +100,16 @@ class _Events:
                 fields = dict(structlog.processors.format_exc_info(None, level, {**event}))
             name = str(fields.pop("event", ""))
             told = msgspec.to_builtins(fields, str_keys=True, enc_hook=str)
-            self._untold.append(Happened(level=level, event=name, fields=told))
-            self._none.clear()
-            self._some.set()
+            self._hear(Happened(level=level, event=name, fields=told))
         return event
+
+    def _hear(self, happened: Happened) -> None:
+        if threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self._hear, happened)
+            return
+        self._untold.append(happened)
+        self._none.clear()
+        self._some.set()
 
     async def tell(self, keeper: Ref) -> None:
         while True:
