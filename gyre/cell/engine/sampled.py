@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import structlog
+
+log = structlog.get_logger()
 
 # Of 256 executions at a time with 500 calls each there are half as many.
 LIMIT_LEGS = 1 << 18
@@ -18,10 +21,9 @@ class SampledLeg(msgspec.Struct, frozen=True, kw_only=True):
 
 class SampledLedger:
     """The legs of each session, until they are written down elsewhere and it is forgotten. Beyond
-    `limit_legs` the oldest sessions go: `let_go_tokens` of them."""
+    `limit_legs` the oldest sessions go, and the log says so."""
 
     def __init__(self, limit_legs: int = LIMIT_LEGS) -> None:
-        self.let_go_tokens = 0
         self._limit_legs = limit_legs
         self._legs: dict[str, list[SampledLeg]] = {}
         self._count = 0
@@ -34,7 +36,8 @@ class SampledLedger:
         self._count += 1
         while self._count > self._limit_legs and len(self._legs) > 1:
             oldest = next(iter(self._legs))
-            self.let_go_tokens += sum(leg.tokens for leg in self._legs[oldest])
+            tokens = sum(leg.tokens for leg in self._legs[oldest])
+            log.warning("sampled_tokens_let_go", session=oldest, tokens=tokens)
             self.forget(oldest)
 
     def of(self, session: str) -> tuple[SampledLeg, ...]:
