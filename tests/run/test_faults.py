@@ -112,8 +112,10 @@ def play(folder: Path, policy: Path) -> RunningJob:
         gates.open("e000001")
         job.wait_for("eval", step=1)  # past all changes of step 0
         gates.open("g000002", "g000003")
-        # The core is frozen, so that work is left, then satellite 1 with what it has claimed of it.
+        # The core is frozen, so that work is left, then satellite 1 with its claim. Not before all
+        # have ended, for which engines are asked what they sampled.
         job.wait_for("role_change", cell=0, role="train")
+        job.wait_for_count(64, "execution_finished", split="train")
         core = job.rank_pid(0)
         os.kill(core, signal.SIGSTOP)
         job.wait_for("role_change", cell=1, role="train")
@@ -129,11 +131,11 @@ def play(folder: Path, policy: Path) -> RunningJob:
         kill(job.pid("store"))
         job.wait_for_count(1, "actor_restarted", actor="store#2")
         # The core is frozen until satellite 1 trains too, so that work is left for it.
-        gates.open("g000004", "e000002", "e000003")
+        gates.open("g000004", "g000005", "e000002", "e000003")
         job.wait_for("role_change", cell=0, role="train")
+        job.wait_for_count(96, "execution_finished", split="train")
         core = job.rank_pid(0)
         os.kill(core, signal.SIGSTOP)
-        gates.open("g000005")
         job.wait_for("role_change", cell=1, role="train")
         os.kill(core, signal.SIGCONT)
         job.wait_for("step", step=2)
@@ -144,18 +146,23 @@ def play(folder: Path, policy: Path) -> RunningJob:
 
 
 def kill_harness(job: RunningJob, group: str) -> None:
-    """Kills one of the group that has made a call and is not over."""
-    pids = {
-        e["execution"]: e["pid"] for e in job.named("harness_started") if e["execution"].startswith(group)
-    }
-    while not job.named("harness_killed"):
-        execution = next((execution for execution in pids if calls(job, execution)), None)
-        if execution is None:
-            time.sleep(0.01)  # a call is no event
-            continue
-        with suppress(ProcessLookupError):
-            kill(pids.pop(execution))
-        job.wait_for_any({"execution_finished", "harness_killed"}, execution=execution)
+    """Kills one of the group that has made a call and is not over. A cell that is frozen holds up its end."""
+    started = [e for e in job.named("harness_started") if e["execution"].startswith(group)]
+    while True:
+        for event in started:
+            if calls(job, event["execution"]) and stopped(event["pid"]):
+                return kill(event["pid"])
+        time.sleep(0.01)  # a call is no event
+
+
+def stopped(pid: int) -> bool:
+    """Whether it had not ended yet; now it cannot."""
+    with suppress(ProcessLookupError, FileNotFoundError):
+        os.kill(pid, signal.SIGSTOP)
+        while (state := Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) not in "TZX":
+            time.sleep(0.001)
+        return state == "T"
+    return False
 
 
 def wait_for_contribution(job: RunningJob, step: int) -> None:
