@@ -15,7 +15,6 @@ import msgspec
 import structlog
 
 from gyre.actors import Actor, ChildSpec, Down, Ref, Supervisor, Tell, handles
-from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.commands import check_program
 from gyre.harness.config import EvalConfig, EvaluatorConfig, HarnessConfig, TasksConfig, scorers
 from gyre.harness.evaluator import Evaluator
@@ -28,7 +27,8 @@ from gyre.harness.places import Places
 from gyre.harness.players import ActorPlayer, CommandPlayer, Player
 from gyre.harness.presets import launch_of
 from gyre.harness.process import start_guardian
-from gyre.harness.sandbox import ProcessSandbox, Sandbox, limits_of
+from gyre.harness.sandbox import Sandbox, limits_of
+from gyre.harness.sandboxes import sandboxes_by_name
 from gyre.harness.task import INSIDE, Task, TasksError
 from gyre.harness.tasks import BUNDLED, load_bundled, load_tasks, write_recipe
 from gyre.schedule.messages import Dispatch, ExecutionFinished, ExecutionsDispatched
@@ -185,10 +185,7 @@ class HarnessActor(Actor):
         for table, scorer in scorers(config.evaluator):
             if scorer.command:
                 check_program(f"{table}.command", scorer.command)
-        sandboxes: dict[str, Sandbox] = {
-            "process": ProcessSandbox(),
-            "bubblewrap": Bubblewrap(config.run_dir / "sandbox"),
-        }
+        sandboxes = sandboxes_by_name(config.run_dir / "sandbox")
         # A judge runs nothing.
         alone = all(scorer.judge is not None for _, scorer in scorers(config.evaluator))
         used = set() if alone else {config.evaluator.sandbox}

@@ -11,7 +11,6 @@ import msgspec
 import structlog
 
 from gyre.actors import Actor, ActorDied, ActorError, Ask, AskTimeout, ProcessSpec, Ref, handles
-from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.config import HarnessConfig
 from gyre.harness.output import Output
 from gyre.harness.own_folder import OwnFolder
@@ -20,7 +19,7 @@ from gyre.harness.players import FOREVER_S, Attempt, CommandPlayer, Player
 from gyre.harness.presets import launch_of
 from gyre.harness.process import GONE_TIMEOUT_S, Exit, start_guardian
 from gyre.harness.relay import Relay
-from gyre.harness.sandbox import ProcessSandbox, Sandbox
+from gyre.harness.sandboxes import sandboxes_by_name
 from gyre.harness.tasks import Task
 from gyre.proxy.messages import ExecutionAccess
 
@@ -108,9 +107,7 @@ class FarHarness(Actor):
         except OSError as error:
             where = f"{config.host}:{config.port}"
             raise NotHere(f"this machine does not reach the proxy at {where}: {error}") from error
-        sandbox: Sandbox = ProcessSandbox()
-        if config.harness.sandbox == "bubblewrap":
-            sandbox = Bubblewrap(self._folder.path / "sandbox")
+        sandbox = sandboxes_by_name(self._folder.path / "sandbox")[config.harness.sandbox]
         await asyncio.to_thread(sandbox.check)
         launch = await asyncio.to_thread(
             launch_of, config.harness, config.window_tokens, config.max_new_tokens

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from gyre.harness.command_scorer import explained, read_report
+from gyre.harness.command_scorer import REPORT, explained, read_report
 from gyre.harness.config import PytestConfig
 from gyre.harness.formats import load_task
 from gyre.harness.left import Evaluation
@@ -23,7 +23,6 @@ from gyre.harness.task import Script, Suite, Task, TasksError
 from gyre.harness.workspace import copy_tree, remove_tree
 
 MAX_REWARD_BYTES = 1 << 20
-REPORT = "report.xml"
 
 
 class OwnScorer:

@@ -14,11 +14,11 @@ from typing import Literal
 import msgspec
 
 from gyre.harness.actor import source_folder
-from gyre.harness.bubblewrap import Bubblewrap
 from gyre.harness.evaluator import EvaluationFailed, Evaluator
 from gyre.harness.left import Left
 from gyre.harness.process import start_guardian
-from gyre.harness.sandbox import ProcessSandbox, Sandbox, limits_of
+from gyre.harness.sandbox import limits_of
+from gyre.harness.sandboxes import sandboxes_by_name
 from gyre.job import Job
 from gyre.recorded.run import RecordedRun
 from gyre.trajectory.reader import DamagedRow, ExecutionRow
@@ -49,12 +49,10 @@ async def rescore(
     """Tells of the executions that have ended, in order; so many are scored at a time, each on a copy of its
     workspace as in the job. Where the workspace or the task's folder is not there any more this is counted in
     `lacking`. Raises SandboxMissing, TasksError, and what `tell` raises; then nothing of it runs any more."""
-    sandboxes: dict[str, Sandbox]
     with TemporaryDirectory(prefix="gyre-rescore-") as name:
         async with _guarded() as guard:
             place = Path(name)
-            sandboxes = {"process": ProcessSandbox(), "bubblewrap": Bubblewrap(place / "sandbox")}
-            sandbox = sandboxes[job.evaluator.sandbox]
+            sandbox = sandboxes_by_name(place / "sandbox")[job.evaluator.sandbox]
             await asyncio.to_thread(sandbox.check)
             evaluator = Evaluator(job.evaluator, sandbox, limits_of(job.harness))
             found = enumerate(_left(run, job, group, place, guard, lacking))

@@ -31,6 +31,8 @@ async def turns(world: Cells, session: int, count: int, wrong: list[str]) -> int
     return count
 
 
+# 7 s of work, which a busy machine does in many times that.
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("kv_budget_s", [0.0, 10.0])
 async def test_a_thousand_streams_over_fifty_role_changes(shm: Path, kv_budget_s: float) -> None:
     wrong: list[str] = []

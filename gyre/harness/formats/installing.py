@@ -11,8 +11,11 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from functools import cache
 
+from gyre.harness.task import TasksError
+
 _APT = ("apt", "apt-get")
 _PIP = ("pip", "pip3")
+_ANSWER_S = 30.0
 _LISTS = "/var/lib/apt/lists/*"
 _PYTHON = ["/usr/bin/python3", "/usr/bin/python"]
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(\[[\w,.-]*\])?([<>=!~].*)?")
@@ -37,7 +40,8 @@ def commands(line: str) -> Iterator[list[str]]:
 
 
 def lacking(words: Sequence[str]) -> str | None:
-    """What a command would install that is not here, "" if there is nothing; None of another command."""
+    """What a command would install that is not here, "" if there is nothing; None of another command. Raises
+    TasksError."""
     match [word for word in words if not word.startswith("-")]:
         case [program, ("update" | "clean" | "autoclean" | "autoremove")] if program in _APT:
             return ""
@@ -76,6 +80,11 @@ def _has_package(name: str) -> bool:
     program = shutil.which("dpkg-query")
     if program is None or not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
         return False
-    query = [program, "-W", "-f", "${db:Status-Status}", "--", name]
-    found = subprocess.run(query, capture_output=True, text=True, timeout=30)
-    return found.stdout == "installed"
+    # It has a line of each architecture that the package is here for.
+    query = [program, "-W", "-f", "${db:Status-Status}\n", "--", name]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=_ANSWER_S)
+    except subprocess.TimeoutExpired as error:
+        problem = f"did not tell within {_ANSWER_S:g} s whether {name} is installed"
+        raise TasksError(program, problem, "try again when this machine is less busy") from error
+    return "installed" in found.stdout.splitlines()

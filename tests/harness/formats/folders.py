@@ -16,7 +16,7 @@ difficulty = "easy"
 timeout_sec = 90.0
 
 [verifier]
-timeout_sec = 20
+timeout_sec = 60
 env = { WANTED = "hello" }
 
 [environment]
@@ -59,7 +59,7 @@ tags:
   - file
 parser_name: pytest
 max_agent_timeout_sec: 120
-max_test_timeout_sec: 25.0
+max_test_timeout_sec: 65.0
 run_tests_in_same_shell: false
 """,
     "Dockerfile": "FROM ghcr.io/laude-institute/t-bench/ubuntu-24-04:20250624\nWORKDIR /app\n",

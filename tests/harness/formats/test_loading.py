@@ -33,7 +33,7 @@ def test_a_harbor_folder(tmp_path: Path) -> None:
         command=("bash", "/tests/test.sh"),
         tests=folder / "tests",
         environment={"WANTED": "hello"},
-        timeout_s=20.0,
+        timeout_s=60.0,
     )
     lay(task.parts, tmp_path / "w", 1 << 20)
     assert files_of(tmp_path / "w") == ["data", "data/a.csv", "given.txt", "notes.txt", "out", "out/deep"]
@@ -45,7 +45,7 @@ def test_a_terminal_bench_folder(tmp_path: Path) -> None:
     assert (task.format, task.inside) == ("terminal-bench", "/app")
     assert task.prompt == "Write hello into greeting.txt."
     assert task.timeout_s == 120.0
-    assert isinstance(task.own, Script) and task.own.timeout_s == 25.0 and task.own.junit
+    assert isinstance(task.own, Script) and task.own.timeout_s == 65.0 and task.own.junit
     older = "descriptions:\n  - key: base\n    description: Do it.\n"
     assert load_task(write(folder, {"task.yaml": older})).prompt == "Do it."
 
