@@ -2,14 +2,15 @@
 
 A sandbox has a network of its own with nothing in it but a loopback. The bridge listens there and relays
 bytes to the proxy's unix socket, which is mounted into the sandbox. Standard library only, few imports: it
-starts once per execution, with the words STATUS_FD LIMITS FOLDERS PORT SOCKET COMMAND...; port 0 relays
-nothing. LIMITS are those of FIELDS, FOLDERS what can be written to, with `:` between them.
+starts once per execution, with the words STATUS_FD LIMITS PORT SOCKET COUNT FOLDER... COMMAND...; port 0
+relays nothing. LIMITS are those of FIELDS with `:` between them, each FOLDER can be written to.
 
 It kills all that runs in the sandbox when that becomes too much, which is an exit with code 137. It does so
 as the first process of the sandbox, to which no other of it can send a signal or attach itself.
 
 On STATUS_FD it says what happened to the command: `started`, then `exit CODE` or `signal NUMBER`, and
-`limit NAME = VALUE` before it where that was exceeded; or `failed REASON` where it could not be started.
+`limit NAME = VALUE` before it where that was exceeded, `fault REASON` where it was this program that failed;
+or `failed REASON` where it could not be started.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gyre.harness import seccomp
 from gyre.harness.usage import Watch
 
 CHUNK_BYTES = 65536
 BUFFER_BYTES = 1 << 20
+# Files that it may need beside connections, which are of two each.
+OWN_FILES = 64
 FIELDS = ("file_bytes", "memory_bytes", "processes", "threads", "disk_bytes")
 WATCH_EVERY_S = 0.1
 KILLED = 128 + signal.SIGKILL
@@ -79,8 +82,16 @@ class Connection:
     """A relayed connection. An end of one side becomes an end of the other, so that both see hang-ups as
     they are; a broken side breaks the other."""
 
-    def __init__(self, selector: selectors.BaseSelector, inner: socket.socket, outer: socket.socket) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        inner: socket.socket,
+        outer: socket.socket,
+        on_end: Callable[[], None],
+    ) -> None:
         self._selector = selector
+        self._on_end = on_end
+        self._is_over = False
         self._pipes = (Pipe(inner, outer), Pipe(outer, inner))
         self._masks = {inner: 0, outer: 0}
         for end in self._masks:
@@ -88,6 +99,9 @@ class Connection:
         self._watch()
 
     def _ready(self, end: socket.socket, mask: int) -> None:
+        # Its other end may have been ready in the same turn, and ended it.
+        if self._is_over:
+            return
         try:
             for pipe in self._pipes:
                 if mask & selectors.EVENT_READ and pipe.source is end and pipe.wants_read:
@@ -119,26 +133,56 @@ class Connection:
             if mask:
                 self._selector.unregister(end)
             end.close()
-            self._masks[end] = 0
+        self._is_over = True
+        self._on_end()
 
 
-def listen(selector: selectors.BaseSelector, port: int, path: str) -> None:
-    """Relays what connects to a port of the sandbox's loopback to the unix socket `path`."""
-    listener = socket.create_server(("127.0.0.1", port), backlog=128)
+class Relay:
+    """Relays what connects to a port of the sandbox's loopback to the unix socket `path`. Connections beyond
+    those that leave it files to look with wait for others to end."""
 
-    def accept(mask: int) -> None:
-        inner, _ = listener.accept()
-        outer = socket.socket(socket.AF_UNIX)
+    def __init__(self, selector: selectors.BaseSelector, port: int, path: str) -> None:
+        self._selector = selector
+        self._path = path
+        self._room = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OWN_FILES) // 2)
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=128)
+        self._listener.setblocking(False)
+        self._accepts = False
+        self.resume()
+
+    def resume(self) -> None:
+        if self._room and not self._accepts:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._accepts = True
+
+    def _pause(self) -> None:
+        self._selector.unregister(self._listener)
+        self._accepts = False
+
+    def _accept(self, mask: int) -> None:
+        inner: socket.socket | None = None
+        outer: socket.socket | None = None
         try:
-            outer.connect(path)
+            inner, _ = self._listener.accept()
+            outer = socket.socket(socket.AF_UNIX)
+            outer.connect(self._path)
+            inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
-            inner.close()
-            outer.close()
+            for end in (inner, outer):
+                if end is not None:
+                    end.close()
+            # The machine may be short of files: not at once again.
+            if outer is None:
+                self._pause()
             return
-        inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        Connection(selector, inner, outer)
+        self._room -= 1
+        Connection(self._selector, inner, outer, self._ended)
+        if not self._room:
+            self._pause()
 
-    selector.register(listener, selectors.EVENT_READ, accept)
+    def _ended(self) -> None:
+        self._room += 1
+        self.resume()
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -147,11 +191,14 @@ def spawn(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return os.posix_spawnp(command[0], list(command), dict(environment), setsigdef=default, setsid=True)
 
 
-def kill_all(status_fd: int, why: str) -> int:
+def kill_all(status_fd: int, told: str, why: str) -> int:
     """The command's exit code."""
-    os.kill(-1, signal.SIGKILL)
-    os.write(2, f"all were killed: more than harness.limits.{why}\n".encode())
-    os.write(status_fd, f"limit {why}\nexit {KILLED}\n".encode())
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    os.write(status_fd, f"{told}\nexit {KILLED}\n".encode())
+    # Others have it too, and may have made it one that is written to only where there is room.
+    with contextlib.suppress(OSError):
+        os.write(2, f"all were killed: {why}\n".encode())
     return KILLED
 
 
@@ -186,30 +233,44 @@ def run(
     status_fd: int,
     limits: Mapping[str, int],
     folders: Sequence[str],
-    relay: tuple[int, str],
+    relayed: tuple[int, str],
     command: Sequence[str],
 ) -> int:
     """The command's exit code, or 128 + the signal that killed it."""
     os.set_inheritable(status_fd, False)
     confine(limits)
     selector = selectors.DefaultSelector()
-    port, path = relay
-    if port:
-        listen(selector, port, path)
+    relay = Relay(selector, *relayed) if relayed[0] else None
+    # Only the first process sees all others, and none but them.
+    watch = Watch(limits, folders) if os.getpid() == 1 else None
     try:
         pid = spawn(command, os.environ)
     except (OSError, ValueError) as error:
         os.write(status_fd, f"failed {error}\n".encode())
         return 127
     os.write(status_fd, b"started\n")
-    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, None)
-    # Only the first process sees all others, and none but them.
-    watch = Watch(limits, folders) if os.getpid() == 1 else None
+    try:
+        selector.register(os.pidfd_open(pid), selectors.EVENT_READ, None)
+        code = attend(pid, selector, relay, watch)
+    except Exception as error:
+        # What runs inside may have a hand in it.
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        return kill_all(status_fd, f"fault {why}", f"the sandbox's first process failed: {why}")
+    if isinstance(code, str):
+        return kill_all(status_fd, f"limit {code}", f"more than harness.limits.{code}")
+    os.write(status_fd, f"exit {code}\n".encode() if code >= 0 else f"signal {-code}\n".encode())
+    return code if code >= 0 else 128 - code
+
+
+def attend(pid: int, selector: selectors.BaseSelector, relay: Relay | None, watch: Watch | None) -> int | str:
+    """The command's exit code (negative: the signal that killed it), or the limit that was exceeded."""
     count_at = 0.0
     while (ended := reap(pid)) is None:
-        if watch is not None and time.monotonic() >= count_at:
-            if (why := watch.exceeded()) is not None:
-                return kill_all(status_fd, why)
+        if time.monotonic() >= count_at:
+            if watch is not None and (why := watch.exceeded()) is not None:
+                return why
+            if relay is not None:
+                relay.resume()
             count_at = time.monotonic() + WATCH_EVERY_S
         if watch is not None:
             watch.look()
@@ -217,12 +278,11 @@ def run(
         for key, mask in selector.select(wait_s):
             if key.data is not None:
                 key.data(mask)
-    code = os.waitstatus_to_exitcode(ended)
-    os.write(status_fd, f"exit {code}\n".encode() if code >= 0 else f"signal {-code}\n".encode())
-    return code if code >= 0 else 128 - code
+    return os.waitstatus_to_exitcode(ended)
 
 
 def main(words: Sequence[str]) -> int:
-    status_fd, limits, folders, port, path, *command = words
+    status_fd, limits, port, path, count, *rest = words
     values = dict(zip(FIELDS, map(int, limits.split(":")), strict=True))
-    return run(int(status_fd), values, folders.split(":"), (int(port), path), command)
+    folders, command = rest[: int(count)], rest[int(count) :]
+    return run(int(status_fd), values, folders, (int(port), path), command)

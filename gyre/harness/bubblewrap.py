@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,6 +70,9 @@ class Bubblewrap:
             "install the Debian package bubblewrap, 0.8 or newer, or set it to 'process' where harnesses may "
             "be trusted"
         )
+        if not self._filter:
+            reason = f"no filter of system calls is known for a machine of {os.uname().machine}"
+            raise SandboxMissing("bubblewrap", reason, "set it to 'process' where harnesses may be trusted")
         if shutil.which("bwrap") is None:
             raise SandboxMissing("bubblewrap", "there is no program bwrap", fix)
         self._etc.mkdir(parents=True, exist_ok=True)
@@ -110,8 +114,7 @@ class Bubblewrap:
 
     def _argv(self, confined: Confined, info_fd: int, status_fd: int, filter_fd: int) -> list[str]:
         argv = [*self._root(), "--info-fd", str(info_fd)]
-        if self._filter:
-            argv += ["--seccomp", str(filter_fd)]
+        argv += ["--seccomp", str(filter_fd)]
         for mount in (confined.workspace, *confined.mounts):
             argv += ["--bind" if mount.writable else "--ro-bind", str(mount.host), mount.inside]
         port, socket = 0, "-"
@@ -123,7 +126,7 @@ class Bubblewrap:
         argv += [sys.executable, "-I", "-S", "-c", START, CODE, str(status_fd)]
         limits = ":".join(str(getattr(confined.limits, name)) for name in bridge.FIELDS)
         writable = [mount.inside for mount in (confined.workspace, *confined.mounts) if mount.writable]
-        return [*argv, limits, ":".join(writable), str(port), socket, *confined.command]
+        return [*argv, limits, str(port), socket, str(len(writable)), *writable, *confined.command]
 
     def _root(self) -> list[str]:
         argv = [self._bwrap, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session"]
@@ -167,17 +170,7 @@ class BubblewrapRun:
 
     async def exit(self) -> Exit:
         code = await self._child.returncode()
-        status = dict(line.partition(" ")[::2] for line in _read(self._status_fd).splitlines())
-        if "exit" in status:
-            limit = status.get("limit")
-            detail = f"all of it was killed: more than harness.limits.{limit}" if limit else ""
-            return Exit(kind="exited", code=int(status["exit"]), detail=detail)
-        if "signal" in status:
-            return Exit(kind="killed", signal=int(status["signal"]))
-        if code < 0 or "started" in status:
-            return Exit(kind="killed", signal=-code if code < 0 else code - 128 if code > 128 else None)
-        detail = status.get("failed") or self._errors.tail().strip()[-500:] or f"bwrap: exit {code}"
-        return Exit(kind="never_started", detail=detail)
+        return exit_of(_read(self._status_fd), code, self._errors.tail())
 
     async def end(self) -> None:
         """The sandbox's first process is gone only when all others in it are."""
@@ -214,6 +207,34 @@ class BubblewrapRun:
             return None
         watch.kill()
         return watch
+
+
+def exit_of(told: str, code: int, said: str) -> Exit:
+    """From what the first process told of the command, bubblewrap's exit code (negative: a signal) and what
+    they printed."""
+    status = dict(line.partition(" ")[::2] for line in told.splitlines())
+    if "limit" in status:
+        return _ended_by_first(f"more than harness.limits.{status['limit']}")
+    if "fault" in status:
+        return _ended_by_first(f"the sandbox's first process failed: {status['fault']}")
+    if "exit" in status:
+        return Exit(kind="exited", code=int(status["exit"]))
+    if "signal" in status:
+        return Exit(kind="killed", signal=int(status["signal"]))
+    if code < 0:
+        return Exit(kind="killed", signal=-code)
+    if "started" not in status:
+        detail = status.get("failed") or said.strip()[-500:] or f"bwrap: exit {code}"
+        return Exit(kind="never_started", detail=detail)
+    # From outside a first process can be ended in one way only. All others may be the command's doing, for
+    # which there is no other attempt.
+    if code == bridge.KILLED:
+        return Exit(kind="killed", signal=signal.SIGKILL)
+    return _ended_by_first(f"the sandbox's first process failed: exit {code}")
+
+
+def _ended_by_first(why: str) -> Exit:
+    return Exit(kind="exited", code=bridge.KILLED, detail=f"all of it was killed: {why}")
 
 
 def python_folders() -> Iterator[str]:

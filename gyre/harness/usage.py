@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 LOOK_EVERY_S = 0.5
 # Looks that take long have at most this share of the time.
 SHARE = 0.02
+# But what could be written in between is never long unseen.
+PAUSE_S = 5.0
 # So many files are looked at before others have their turn.
 SLICE = 200
 PAGE_BYTES = resource.getpagesize()
@@ -77,7 +79,7 @@ class Watch:
         if sum(map(resident, processes)) <= left or now < self._weigh_at_s:
             return False
         is_heavy = sum(map(proportional, processes)) > left
-        self._weigh_at_s = time.monotonic() + (time.monotonic() - now) / SHARE
+        self._weigh_at_s = time.monotonic() + pause_s(time.monotonic() - now)
         return is_heavy
 
     def look(self) -> None:
@@ -96,7 +98,11 @@ class Watch:
             self._last = self._new
             self._unseen_looks = self._unseen_looks + 1 if self._last.unseen else 0
             self._look = None
-            self._look_at_s = now + max(LOOK_EVERY_S, self._look_took_s / SHARE)
+            self._look_at_s = now + max(LOOK_EVERY_S, pause_s(self._look_took_s))
+
+
+def pause_s(took_s: float) -> float:
+    return min(took_s / SHARE, PAUSE_S)
 
 
 class Look:

@@ -55,7 +55,7 @@ async def run_bridge(tmp_path: Path) -> AsyncIterator[Run]:
         words = [word.replace("{port}", str(port)) for word in command]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", *program),
-            *(str(write), LIMITS, str(tmp_path), str(port), str(tmp_path / "socket"), *words),
+            *(str(write), LIMITS, str(port), str(tmp_path / "socket"), "1", str(tmp_path), *words),
             stdout=asyncio.subprocess.PIPE,
             pass_fds=(write,),
         )
@@ -151,3 +151,33 @@ print({end.recv(100) for end in ends[1::2]})
 async def test_many_connections_that_end_in_any_order(run_bridge: Run) -> None:
     code, _, said = await run_bridge(sys.executable, "-c", MANY)
     assert (code, said) == (0, "{b'nothing was sent'}\n")
+
+
+FAILING = COUNTING.replace("looks += 1", "raise OSError('no\\nfile')").replace(
+    "os.getpid", "os.kill = print; bridge.os.getpid"
+)
+
+
+async def test_a_fault_of_its_own_is_told_and_ends_all(run_bridge: Run) -> None:
+    """Else it would be had from inside as an end that is no end of the command's."""
+    command = (sys.executable, "-c", "input()")
+    _, status, said = await run_bridge(*command, port=0, program=("-c", FAILING, "{code}"))
+    assert status == ["started", "fault OSError: no file", "exit 137"]
+    assert said.startswith("-1 Signals.SIGKILL\n") or said.startswith("-1 9\n")
+
+
+LEAKING = """
+import resource, select, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+ends = [socket.create_connection(("127.0.0.1", {port})) for _ in range(80)]
+for end in ends:
+    end.shutdown(socket.SHUT_WR)
+print({end.recv(100) for end in ends})
+"""
+
+
+async def test_more_connections_than_it_may_have_files_wait(run_bridge: Run) -> None:
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))\n"
+    start = ("-c", few + START, "{code}")
+    code, status, said = await run_bridge(sys.executable, "-c", LEAKING, program=start)
+    assert (code, status, said) == (0, ["started", "exit 0"], "{b'nothing was sent'}\n")

@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from gyre.harness.bubblewrap import Bubblewrap, python_folders
+from gyre.harness import seccomp
+from gyre.harness.bubblewrap import Bubblewrap, exit_of, python_folders
 from gyre.harness.output import Output
+from gyre.harness.process import Exit
 from gyre.harness.sandbox import Confined, SandboxMissing, run
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
 Make = Callable[..., Confined]
+KILLED = "all of it was killed:"
 
 
 @pytest.fixture
@@ -261,6 +264,51 @@ def test_without_bubblewrap_the_fix_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxMissing, match=r"harness\.sandbox.*no program bwrap.*Debian package"):
         Bubblewrap(tmp_path).check()
+
+
+def test_without_a_filter_of_system_calls_there_is_no_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seccomp, "_MACHINES", {})
+    with pytest.raises(SandboxMissing, match=r"no filter of system calls.*set it to 'process'"):
+        Bubblewrap(tmp_path).check()
+
+
+@pytest.mark.parametrize(
+    ("told", "code", "exit_"),
+    [
+        ("started\nexit 5\n", 5, Exit(kind="exited", code=5)),
+        ("started\nsignal 9\n", 137, Exit(kind="killed", signal=9)),
+        ("started\n", -9, Exit(kind="killed", signal=9)),
+        ("started\n", 137, Exit(kind="killed", signal=9)),
+        ("failed it is not there\n", 127, Exit(kind="never_started", detail="it is not there")),
+        ("", 1, Exit(kind="never_started", detail="said")),
+        (
+            "started\nfault OSError: no: file\nexit 137\n",
+            137,
+            Exit(
+                kind="exited",
+                code=137,
+                detail=f"{KILLED} the sandbox's first process failed: OSError: no: file",
+            ),
+        ),
+        *(
+            (
+                "started\n",
+                code,
+                Exit(
+                    kind="exited",
+                    code=137,
+                    detail=f"{KILLED} the sandbox's first process failed: exit {code}",
+                ),
+            )
+            for code in (1, 139)
+        ),
+    ],
+)
+def test_an_end_of_the_first_process_is_no_end_by_others(told: str, code: int, exit_: Exit) -> None:
+    """Which gives another attempt, and is not to be had from inside."""
+    assert exit_of(told, code, " said\n") == exit_
 
 
 def test_where_namespaces_are_forbidden_bubblewraps_words_are_shown(

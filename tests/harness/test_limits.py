@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gyre.harness import usage
@@ -100,7 +101,7 @@ time.sleep(100)
 """
 # The first process watches: it is to be stopped, ended, or held.
 FIRST = """
-import ctypes, os, signal
+import ctypes, os, resource, signal
 for number in (signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT):
     os.kill(1, number)
 libc = ctypes.CDLL(None, use_errno=True)
@@ -108,6 +109,27 @@ assert libc.ptrace(16, 1, 0, 0) == -1 and ctypes.get_errno() == 1
 try: open("/proc/1/mem", "r+b")
 except PermissionError: pass
 else: raise SystemExit("its memory can be written to")
+# Its limits and its turns, by each way to name it, are not to be changed; one's own are.
+files, sched = resource.RLIMIT_NOFILE, os.sched_param(0)
+ioprio = 30 if os.uname().machine == "aarch64" else 251
+def own_first(call): return (lambda: call(0), lambda: call(os.getpid()), lambda: call(1))
+for own, by_number, first in (
+    own_first(lambda pid: resource.prlimit(pid, files, (30, 30))),
+    own_first(lambda pid: resource.prlimit(pid, files)),
+    own_first(lambda pid: os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0))),
+    own_first(lambda pid: os.sched_setscheduler(pid, os.SCHED_BATCH, sched)),
+    own_first(lambda pid: os.sched_setparam(pid, sched)),
+    own_first(lambda pid: os.sched_setaffinity(pid, os.sched_getaffinity(0))),
+    (lambda: None, lambda: None, lambda: os.setpriority(os.PRIO_PGRP, 1, 19)),
+    (lambda: None, lambda: None, lambda: os.setpriority(os.PRIO_USER, 0, 19)),
+):
+    own(), by_number()
+    try: first()
+    except PermissionError: pass
+    else: raise SystemExit("its limits and turns can be changed")
+for which, who in ((1, 1), (2, 1), (3, 1000)):
+    assert libc.syscall(ioprio, which, who, 3 << 13) == -1 and ctypes.get_errno() == 1
+assert libc.syscall(ioprio, 1, 0, 3 << 13) == 0
 """
 BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
 
@@ -186,6 +208,14 @@ async def test_the_watch_cannot_be_put_to_sleep(bubblewrap: Bubblewrap, confined
 
 
 @walls
+async def test_a_folder_may_have_any_name(bubblewrap: Bubblewrap, confined: Make) -> None:
+    command = confined(sys.executable, "-c", "import time; open('file', 'w').close(); time.sleep(0.2)")
+    workspace = msgspec.structs.replace(command.workspace, inside="/work:space")
+    command = msgspec.structs.replace(command, workspace=workspace)
+    assert await ended(bubblewrap, command) == Exit(kind="exited", code=0)
+
+
+@walls
 async def test_what_is_within_the_limits_runs(bubblewrap: Bubblewrap, confined: Make) -> None:
     """Shared memory counts once, a file with many names too. Who wants to be hidden may, and is not."""
     code = (
@@ -251,6 +281,28 @@ def test_usage_of_a_tree(tmp_path: Path) -> None:
     own = sum(os.lstat(tmp_path / str(n)).st_blocks * 512 for n in range(usage.SLICE + 1))
     file = (tmp_path / "link").stat().st_blocks * 512
     assert own + file <= look.disk_bytes <= own + file + 4096
+
+
+@pytest.mark.usefixtures("folders_alone")
+def test_a_look_follows_soon_also_where_one_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(usage.time, "monotonic", lambda: now_s)
+    watch = usage.Watch({name: 1 << 60 for name in FIELDS}, [str(tmp_path)])
+    monkeypatch.setattr(usage, "SLICE", 1)
+    for n in range(3):
+        (tmp_path / str(n)).touch()
+    watch.look()
+    while watch.is_looking:
+        now_s += 100.0
+        watch.look()
+        watch._look_took_s += 100.0
+    watch.look()
+    assert not watch.is_looking
+    now_s += usage.PAUSE_S
+    watch.look()
+    assert watch.is_looking
 
 
 @pytest.mark.usefixtures("folders_alone")

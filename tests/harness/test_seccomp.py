@@ -5,9 +5,9 @@ import pytest
 from gyre.harness.seccomp import STEP_BYTES, open_to_looks, program
 
 
-def ends(code: bytes, number: int, architecture: int, argument: int = 0) -> int:
+def ends(code: bytes, number: int, architecture: int, argument: int = 0, second: int = 0) -> int:
     """What a kernel that runs the program answers."""
-    data = struct.pack("=IIQ6Q", number, architecture, 0, argument, 0, 0, 0, 0, 0)
+    data = struct.pack("=IIQ6Q", number, architecture, 0, argument, second, 0, 0, 0, 0)
     steps = list(struct.iter_unpack("=HBBI", code))
     at = value = 0
     while True:
@@ -68,6 +68,27 @@ def test_to_hide_is_done_without_effect(machine: str, architecture: int, prctl: 
     assert found[4] == 0x00050000
     assert ends(code, prctl, architecture, 4 | 1 << 32) == found[4]
     assert ends(code, prctl + 1, architecture, 4) == ALLOW
+
+
+@pytest.mark.parametrize(
+    ("machine", "architecture", "calls", "priorities"),
+    [
+        ("x86_64", 0xC000003E, (302, 142, 144, 203, 314), (141, 251)),
+        ("aarch64", 0xC00000B7, (261, 118, 119, 122, 274), (140, 30)),
+    ],
+)
+def test_the_first_process_keeps_its_limits_and_its_turns(
+    machine: str, architecture: int, calls: tuple[int, ...], priorities: tuple[int, ...]
+) -> None:
+    code = program(machine)
+    assert code is not None
+    for call in calls:
+        found = {pid: ends(code, call, architecture, pid) for pid in (0, 1, 2, 1 | 1 << 32)}
+        assert found == {0: ALLOW, 1: FORBIDDEN, 2: ALLOW, 1 | 1 << 32: FORBIDDEN}
+    for call in priorities:
+        found = {of: [ends(code, call, architecture, of, who) for who in (0, 1, 2)] for of in (0, 1, 2, 3)}
+        one, many = [ALLOW, FORBIDDEN, ALLOW], [FORBIDDEN] * 3
+        assert found == {0: one, 1: one, 2: many, 3: many}
 
 
 def test_other_machines_have_no_filter() -> None:
