@@ -103,12 +103,16 @@ class CallDesk:
 
     async def close(self, name: str) -> None:
         """The key dies; what is in flight is cancelled, and what was sampled for it recorded."""
+        execution = self._by_name.get(name)
         flights = self._shut(name)
         if tasks := [flight.task for flight in flights if flight.task is not None]:
             await asyncio.wait(tasks, timeout=_CANCEL_S)
         for flight in flights:
             await self._keep_unfinished(flight)
-        await settle(name, self._routes.engines, self._trajectory, _RECORD_S)
+        engines = self._routes.visited(name)
+        if execution is None or execution.lived_before:
+            engines = self._routes.engines
+        await settle(name, engines, self._trajectory, _RECORD_S)
 
     def _shut(self, name: str) -> list[Flight]:
         """Answers what was in flight."""

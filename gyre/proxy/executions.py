@@ -99,6 +99,8 @@ class Execution:
         self.refill = refill
         self.key = key
         self.closed = False
+        # Which engines its calls have been at is known of this life of the proxy only.
+        self.lived_before = False
         self.index = ConversationIndex(warm)
         self.compactions = Compactions(name, compactions)
         self.prompts: Counter[bytes] = Counter()
@@ -120,6 +122,7 @@ class Execution:
     def has_lived(self, lives: int) -> None:
         """And other names than those of earlier lives of the proxy that recorded none of its calls: engines
         know them."""
+        self.lived_before = lives > 0
         self._calls = max(self._calls, lives * _NAMES_OF_A_LIFE)
 
     def keep_undelivered(self, key: bytes, completion: Completion) -> None:

@@ -99,6 +99,8 @@ class Routes:
         self.kv = KvTally()
         self._router: Router[Ref] = Router()
         self._engines: dict[int, tuple[Ref, ...]] = {}
+        # Where calls of a session have been.
+        self._visited: dict[str, set[Ref]] = {}
         self._legs: dict[str, _Leg] = {}
         self._opened = asyncio.Event()
 
@@ -118,6 +120,10 @@ class Routes:
     def engines(self) -> tuple[Ref, ...]:
         """Of each cell in its last life, whatever its role."""
         return tuple(engine for engines in self._engines.values() for engine in engines)
+
+    def visited(self, session: str) -> tuple[Ref, ...]:
+        """Engines that had calls of a session which is over; told once."""
+        return tuple(self._visited.pop(session, ()))
 
     async def close(self, cell: int, *, lost: bool, change: str = "") -> RouteClosed:
         """Admits no more calls to the cell and ends those in flight there, so that they go on elsewhere.
@@ -324,6 +330,7 @@ class Routes:
         the leg says so, else for a failure."""
         call = request.call
         self._router.begin(call, seat.key)
+        self._visited.setdefault(request.session, set()).add(seat.ref)
         async with AsyncExitStack() as stack:
             stack.callback(self._leave, call)
             leg = self._legs[call] = _Leg(seat, asyncio.timeout(None), request.session)

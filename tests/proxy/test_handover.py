@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from gyre.actors import ChildSpec, ProcessSpec
 from gyre.cell.engine.base import ContextOverflow
+from gyre.proxy.messages import CloseExecution
 from gyre.schedule.messages import CloseRoute, WatchCalls
 from tests.proxy.house import PUT, PUT_DATA, USER, House, house
 from tests.proxy.process_engine import CountingConfig, GetPid
@@ -86,6 +87,13 @@ async def test_a_call_can_be_followed_through_a_role_change_by_its_ids(two: Hous
     assert (moved["execution"], moved["call"]) == ("g000001.00", two.kept.records[-1].call)
     assert (moved["cell"], moved["to_cell"], moved["tokens"]) == (source, 1 - source, 3)
     assert events["route_closed"]["calls_moved"] == 1
+
+
+async def test_only_engines_that_had_its_calls_are_asked_at_an_executions_end(two: House) -> None:
+    """One that hangs holds up nobody else's."""
+    await two.post(CHAT)
+    await two.proxy.ask(CloseExecution(execution="g000001.00"))
+    assert two.script.ended == ["g000001.00"]
 
 
 async def test_who_watches_learns_how_many_calls_are_in_flight(two: House) -> None:
