@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from gyre.harness.score import ScoreError, junit_score
 from gyre.harness.task import Script, Suite, Task, TasksError
 from gyre.harness.workspace import copy_tree, remove_tree
 
+SITE = Path(__file__).with_name("script_site.py")
 MAX_REWARD_BYTES = 1 << 20
 
 
@@ -68,9 +70,12 @@ class OwnScorer:
         tests = Mount(host=evaluation.folder / "tests", inside="/tests")
         logs = Mount(host=evaluation.folder / "logs", inside="/logs", writable=True)
         verdict = logs.host / "verifier"
-        await asyncio.to_thread(_stage, own, tests.host, verdict)
-        confined = evaluation.confined(own.command, (tests, logs), self._sandbox, self._limits)
+        site = Mount(host=evaluation.folder / "site", inside="/gyre/site")
+        await asyncio.to_thread(_stage, own, tests.host, verdict, site.host)
+        confined = evaluation.confined(own.command, (tests, logs, site), self._sandbox, self._limits)
         environment = {**confined.environment, **task.environment, **own.environment}
+        paths = (self._sandbox.path(site), environment.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         if own.junit:
             environment["PYTEST_ADDOPTS"] = f"-p no:cacheprovider --junitxml=/logs/verifier/{REPORT}"
         confined = msgspec.structs.replace(confined, environment=environment)
@@ -118,11 +123,13 @@ def _reward(folder: Path) -> float:
     raise ScoreError("it wrote no /logs/verifier/reward.txt or reward.json")
 
 
-def _stage(own: Script, tests: Path, verdict: Path) -> None:
+def _stage(own: Script, tests: Path, verdict: Path, site: Path) -> None:
     copy_tree(own.tests, tests, MAX_TESTS_BYTES)
     for path in own.beside:
         shutil.copy2(path, tests / path.name)
     verdict.mkdir(parents=True)
+    site.mkdir()
+    shutil.copy2(SITE, site / "sitecustomize.py")
 
 
 def _overlay(task: Task, own: Suite, workspace: Path) -> None:

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 from gyre.harness.config import JudgeConfig, PytestConfig, ScorerConfig, scorers
 from gyre.harness.pytest_scorer import hidden_functions
-from gyre.harness.task import Suite, Task, TasksError
+from gyre.harness.task import Script, Suite, Task, TasksError
 from gyre.harness.tasks import load_bundled, load_tasks
 from gyre.job.broken import Broken, broken
-from gyre.job.decode import shown
+from gyre.job.decode import Fault, shown
 from gyre.job.named import named_faults
 from gyre.job.tables import Job
 
@@ -29,6 +29,18 @@ def evaluation_faults(job: Job) -> Iterator[Broken]:
                 yield broken(found, legal, f"evaluator.{way}", "evaluator.mix")
     for table, scorer in scorers(job.evaluator):
         yield from _scorer(job, table, scorer)
+
+
+def evaluation_warnings(job: Job) -> Iterator[Fault]:
+    for table, scorer in scorers(job.evaluator):
+        for task in _known_tasks(job) if scorer.own else ():
+            if isinstance(task.own, Script):
+                yield Fault(
+                    key=f"{table}.own",
+                    found=f"{task.folder} is scored by a script",
+                    allowed="hidden tests: a script runs beside what it judges and can be deceived by it",
+                )
+                break
 
 
 def command_faults(key: str, command: tuple[str, ...], instead: str = "") -> Iterator[Broken]:

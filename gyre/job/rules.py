@@ -15,7 +15,7 @@ from gyre.harness.tasks import load_bundled, load_tasks
 from gyre.job.broken import Broken, broken
 from gyre.job.decode import Fault, shown
 from gyre.job.engines import engine_faults
-from gyre.job.evaluation import evaluation_faults
+from gyre.job.evaluation import evaluation_faults, evaluation_warnings
 from gyre.job.harnesses import harness_faults
 from gyre.job.named import Kind, named_faults
 from gyre.job.tables import Job
@@ -162,7 +162,7 @@ def warnings(job: Job) -> tuple[Fault, ...]:
     if sandboxed and shutil.which("bwrap") is None:
         key = f"{sandboxed[0]}.sandbox"
         found.append(Fault(key=key, found="no bwrap on this machine", allowed="bubblewrap, installed"))
-    return tuple(found)
+    return (*found, *evaluation_warnings(job))
 
 
 def _at(table: Any, key: str) -> Any:

@@ -15,6 +15,7 @@ from gyre.job import Job, JobError, load_job, warnings
 from gyre.job.decode import key_paths
 from gyre.job.named import named_faults
 from gyre.job.rules import BOUNDS
+from tests.harness.formats.folders import NL2REPOBENCH, OURS, TERMINAL_BENCH, write
 
 from .conftest import Faults
 
@@ -312,6 +313,21 @@ def test_an_absent_sandbox_is_warned_of(job_file: Path, monkeypatch: pytest.Monk
 def test_wide_clip_ranges_are_warned_of(job_file: Path) -> None:
     assert [w.key for w in warnings(load_job(job_file, ["loss.clip_high=0.2"]))] == ["loss.clip_high"]
     assert warnings(load_job(job_file)) == ()
+
+
+def test_tasks_that_are_scored_by_a_script_are_warned_of(job_file: Path) -> None:
+    """It runs beside what it judges. Hidden tests of another task's, or of ours, are not."""
+    own = ["evaluator.command=[]", "evaluator.own=true", "harness.sandbox=process"]
+    own.append("evaluator.sandbox=process")
+    write(job_file.parent / "tasks" / "first", OURS)
+    write(job_file.parent / "tasks" / "second", NL2REPOBENCH)
+    assert warnings(load_job(job_file, own)) == ()
+    write(job_file.parent / "tasks" / "third", TERMINAL_BENCH)
+    (found,) = warnings(load_job(job_file, own))
+    assert found.key == "evaluator.own"
+    assert "tasks/third is scored by a script" in found.found
+    command = ["harness.sandbox=process", "evaluator.sandbox=process"]
+    assert warnings(load_job(job_file, command)) == ()
 
 
 def test_a_place_for_each_dispatched_execution_is_advised(job_file: Path) -> None:
