@@ -90,12 +90,12 @@ def test_all_faults_of_a_job_file_at_once(here: Start, job: Path, tmp_path: Path
 
 def no_prompt(job: Path) -> str:
     (job.parent / "tasks" / "broken").mkdir()
-    return "tasks/broken: has no prompt.md; write the task's text there"
+    return "tasks/broken: has no prompt.md; allowed: write the task's text there"
 
 
 def empty_prompt(job: Path) -> str:
     (job.parent / "tasks" / "works" / "prompt.md").write_text(" \n")
-    return "tasks/works/prompt.md: is empty; write the task's text there"
+    return "tasks/works/prompt.md: is empty; allowed: write the task's text there"
 
 
 def binary_prompt(job: Path) -> str:
@@ -107,8 +107,8 @@ def binary_prompt(job: Path) -> str:
 def test_a_corrupt_task(here: Start, job: Path, tmp_path: Path, damage: object) -> None:
     words = damage(job)  # type: ignore[operator]
     ended = here(job, tmp_path / "run")
-    assert ended.code == 1
-    assert words in ended.why
+    assert ended.code == 2
+    assert words in ended.errors
 
 
 def test_recipes_that_fail(here: Start, job: Path, tmp_path: Path) -> None:
