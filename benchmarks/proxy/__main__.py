@@ -53,16 +53,17 @@ async def measure(report: Report, console: Console, parts: list[str], quick: boo
         if "peer" in parts and rllm is None:
             reason = f"--rllm-python names no environment with {PEER}"
             report.unmet("calls.added_p50_to_peer_ratio", "<=", 1.0, reason)
-        if "long" in parts or "memory" in parts:
+        if "long" in parts:
+            console.print("long ...")
             (folder / "long").mkdir()
             async with stage(folder / "tokenizer", folder / "long", at_once) as one:
-                if "long" in parts:
-                    console.print("long ...")
-                    calls, tokens = (20, 40_000) if quick else (CALLS, TOKENS)
-                    await long(report, one, at_once.tokens, calls, tokens)
-                if "memory" in parts:
-                    console.print("memory ...")
-                    await open_executions(report, one, 50 if quick else EXECUTIONS, at_once.tokens)
+                calls, tokens = (20, 40_000) if quick else (CALLS, TOKENS)
+                await long(report, one, at_once.tokens, calls, tokens)
+        if "memory" in parts:
+            console.print("memory ...")
+            (folder / "memory").mkdir()
+            async with stage(folder / "tokenizer", folder / "memory", at_once) as one:
+                await open_executions(report, one, 50 if quick else EXECUTIONS, at_once.tokens)
 
 
 def main() -> None:
