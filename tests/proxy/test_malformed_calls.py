@@ -75,15 +75,22 @@ ECHOES: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
-@pytest.mark.parametrize("echo", ECHOES.values(), ids=ECHOES)
-async def test_whatever_a_harness_makes_of_a_broken_call_the_turn_goes_on(
+async def broken_turn(
     one: House, echo: Callable[[dict[str, Any]], None]
-) -> None:
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The answer as the harness repeats it, and what it says to the call."""
     breaks_its_first_call(one)
     answer = await one.chat(USER, tools=[PUT])
     (call,) = answer["tool_calls"]
     echo(call)
-    result = {"role": "tool", "tool_call_id": call["id"], "content": "no JSON"}
+    return answer, {"role": "tool", "tool_call_id": call["id"], "content": "no JSON"}
+
+
+@pytest.mark.parametrize("echo", ECHOES.values(), ids=ECHOES)
+async def test_whatever_a_harness_makes_of_a_broken_call_the_turn_goes_on(
+    one: House, echo: Callable[[dict[str, Any]], None]
+) -> None:
+    answer, result = await broken_turn(one, echo)
     await one.chat(USER, answer, result, tools=[PUT])
     first, second = one.kept.records
     assert second.parent == first.call
@@ -94,11 +101,7 @@ async def test_whatever_a_harness_makes_of_a_broken_call_the_turn_goes_on(
 async def test_a_call_that_a_compaction_keeps_is_put_back_as_it_was_sampled(
     one: House, echo: Callable[[dict[str, Any]], None]
 ) -> None:
-    breaks_its_first_call(one)
-    answer = await one.chat(USER, tools=[PUT])
-    (call,) = answer["tool_calls"]
-    echo(call)
-    result = {"role": "tool", "tool_call_id": call["id"], "content": "no JSON"}
+    answer, result = await broken_turn(one, echo)
     summary = {"role": "user", "content": "The session so far: nothing was filed."}
     await one.chat(summary, answer, result, tools=[PUT])
     second = one.kept.records[1]

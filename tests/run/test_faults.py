@@ -65,17 +65,9 @@ def job(waited: Waited, tmp_path_factory: pytest.TempPathFactory) -> RunningJob:
     return play(tmp_path_factory.mktemp("faults"), waited.policy)
 
 
-def play(folder: Path, policy: Path) -> RunningJob:
-    """The job when it is over; it began with the policy of another one.
-
-    Step 0: a harness is killed, and in rollout role satellite 1 and the rank of satellite 2; the core goes
-    on alone. Step 1, which waits until both are back, in train role: the rank of satellite 1, which holds a
-    lease, and satellite 2.
-    Step 2 has all cells again, and an evaluation that lasts until it is committed.
-    """
-    gates = Gates(folder / "gates")
-    harness = ["sh", "-c", BEHIND_GATES, str(folder / "gates"), "{python}", "-I", "-S", HARNESS]
-    overrides = [
+def overrides(gates: Path, policy: Path) -> list[str]:
+    harness = ["sh", "-c", BEHIND_GATES, str(gates), "{python}", "-I", "-S", HARNESS]
+    return [
         f"harness.command={json.dumps(harness)}",
         "harness.timeout_s=300",
         "harness.overall_timeout_s=600",
@@ -94,7 +86,18 @@ def play(folder: Path, policy: Path) -> RunningJob:
         "eval.every_steps=1",
         "checkpoint.keep=100",
     ]
-    with running(folder / "job", *overrides) as job:
+
+
+def play(folder: Path, policy: Path) -> RunningJob:
+    """The job when it is over; it began with the policy of another one.
+
+    Step 0: a harness is killed, and in rollout role satellite 1 and the rank of satellite 2; the core goes
+    on alone. Step 1, which waits until both are back, in train role: the rank of satellite 1, which holds a
+    lease, and satellite 2.
+    Step 2 has all cells again, and an evaluation that lasts until it is committed.
+    """
+    gates = Gates(folder / "gates")
+    with running(folder / "job", *overrides(folder / "gates", policy)) as job:
         job.wait_for_count(3, "route_opened", timeout_s=120.0)
         job.wait_for_count(EVALS + 32, "harness_started")
         gates.open("e000000")
